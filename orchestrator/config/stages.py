@@ -145,7 +145,8 @@ class Frontier(Strict):
     them."""
     max_rounds: PositiveInt = 8
     """While another finalist may be more than 5 % faster than the one that seems the fastest, they are timed again, up
-    to so many times in all. What is still open then is called undetermined. `rounds` is never cut short by this."""
+    to so many times in all. What is still open then is called undetermined. `rounds` is never cut short by this, and as many
+    rounds that something else disturbed are timed again."""
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all; the conclusion says what that leaves out. The steps that a GPU
     takes beyond these, until it was timed for 2 seconds, do not count. null: any number. What limits the stage is the time of its
@@ -171,7 +172,8 @@ class Throughput(Strict):
     them."""
     max_rounds: PositiveInt = 8
     """While a rate is not known within 5 %, or not which form of a batch is faster, all are timed again, up to so many
-    times in all. What is still open then is called undetermined. `rounds` is never cut short by this."""
+    times in all. What is still open then is called undetermined. `rounds` is never cut short by this, and as many rounds that
+    something else disturbed are timed again."""
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all. Where it is too small for `steps`, the noise scale is
     taken from the timed steps; then the largest batches are left out, and the conclusion names them. The steps that a GPU takes

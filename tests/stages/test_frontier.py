@@ -369,7 +369,7 @@ def test_noise_leads_to_more_rounds_and_then_to_undetermined() -> None:
     flat = World(half_rate_size=0.0, noise=noisy(0.15))
     known, found = played(flat, activation_checkpointing=["none"])
     findings = known.found(FrontierFindings)
-    assert rounds_timed(known) == 8
+    assert 8 <= rounds_timed(known) <= 8 + 3
     assert "undetermined" in {rival.order for rival in findings.rivals}
     assert "seems fastest inside the limit" in found.reason
     assert "undetermined whether micro-batch" in found.reason

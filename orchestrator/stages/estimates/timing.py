@@ -150,8 +150,14 @@ class Timings(Generic[Name]):
         return None if error is None else (self.rate(name) * math.exp(-error), self.rate(name) * math.exp(error))
 
     def deviation(self) -> float | None:
-        """Return the standard error of a rate's logarithm within the rounds; None where nothing tells it."""
-        return None if self.spread is None else self.spread / math.sqrt(len(self.rounds))
+        """Return the standard error of a rate's logarithm within the rounds; None where nothing tells it.
+
+        Where every round was disturbed, a few of them may agree by chance: each of their timings may be off by DISAGREEMENT.
+        """
+        if self.spread is None:
+            return None
+        single = self.spread if self.num_quiet_rounds else max(self.spread, math.log(DISAGREEMENT))
+        return single / math.sqrt(len(self.rounds))
 
     def ratio(self, one: Name, other: Name, num_compared: int | None = None) -> Ratio:
         """Return how many times as fast `one` is as `other`.
@@ -210,8 +216,10 @@ def in_turn(names: Sequence[Name], number: int, num_lanes: int) -> list[Name]:
 
 
 def rounds_wanted(at_least: int, at_most: int, suffice: Callable[[int], bool]) -> int:
-    """Return how many rounds to time by now: one more while so many do not suffice. at_least is never cut short."""
-    return next((number for number in range(at_least, at_most) if suffice(number)), max(at_least, at_most))
+    """Return how many rounds to time by now: one more while so many do not suffice. at_least is never cut short, and as many rounds
+    may be disturbed and are timed again."""
+    most = max(at_least, at_most) + at_least
+    return next((number for number in range(at_least, most) if suffice(number)), most)
 
 
 def held_against(rival: str, ratio: Ratio) -> str:

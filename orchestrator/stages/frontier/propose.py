@@ -434,14 +434,19 @@ class FrontierProgress:
         return rounds_wanted(self.stage.rounds, self.stage.max_rounds, self._suffice)
 
     def _suffice(self, num_rounds: int) -> bool:
-        """True if so many rounds tell who is the fastest, have not ended yet, or may not be followed by another."""
+        """True if so many rounds tell who is the fastest, have not ended yet, or may not be followed by another. Only those that
+        nothing disturbed count as max_rounds."""
         last = [self.timing_of(point, num_rounds) for point in self._in_round(num_rounds)]
         timed = self._timed_in(num_rounds)
         if timed is None or not all(trial is not None and trial.state.ended for trial in last):
             return True
         wanted = self.stage.rounds + (MORE_ROUNDS if self.fallen else 0)
         clear = timed.is_clear() and timed.num_quiet_rounds >= wanted
-        return clear or not self._affordable(self.finalists, num_rounds + 1)
+        return (
+            clear
+            or timed.num_quiet_rounds >= self.stage.max_rounds
+            or not self._affordable(self.finalists, num_rounds + 1)
+        )
 
     def _affordable(self, finalists: list[OperatingPoint], num_rounds: int) -> bool:
         """True if the stage may take so many rounds beside the probes and the verifications."""

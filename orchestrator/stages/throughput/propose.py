@@ -115,12 +115,14 @@ class ThroughputProgress:
         return rounds_wanted(stage.rounds, stage.max_rounds, self._suffice) if self.forms else 0
 
     def _suffice(self, num_rounds: int) -> bool:
-        """True if so many rounds tell the rates, have not ended yet, or may not be followed by another."""
+        """True if so many rounds tell the rates, have not ended yet, or may not be followed by another. Only those that nothing
+        disturbed count as max_rounds."""
         last = [self.trial_of(form, num_rounds) for form in self.forms]
         timed = self._timed_in(num_rounds)
         if timed is None or not all(trial is not None and trial.state.ended for trial in last):
             return True
         sure = timed.num_quiet_rounds >= self.context.stage.rounds and self._is_clear(timed)
+        sure = sure or timed.num_quiet_rounds >= self.context.stage.max_rounds
         another = total(_cost(form, _timed_steps(form)) for form in self.forms)
         return sure or not self.allowed.holds(total(map(cost_of, self.context.trials())) + another)
 
