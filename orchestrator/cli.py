@@ -244,9 +244,11 @@ def _add_helpers(verbs: Any) -> None:
         "what",
         nargs="?",
         default=".",
-        metavar="FOLDER | package.module:callable",
-        help="what to look at; default: this folder",
+        metavar="SCRIPT.py | FOLDER | package.module:callable",
+        help="what to look at, a script with its arguments after its name; default: this folder",
     )
+    command.add_argument("-m", dest="is_module", action="store_true", help="the script is a module, as for python -m")
+    command.add_argument("args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     command.add_argument("--to", metavar="STUDY.yaml", help="the file to write; default: study.yaml in the folder")
     command.set_defaults(verb=init)
     command = verbs.add_parser("doctor", help=doctor.__doc__, description=doctor.__doc__)

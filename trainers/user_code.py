@@ -9,8 +9,9 @@ import importlib.util
 import io
 import sysconfig
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from batchscout.trainers.files import own_file
 
@@ -38,6 +39,18 @@ def code_of(import_paths: Iterable[str | None]) -> dict[str, str]:
             seen |= imported
             pending += sorted(imported)
     return dict(sorted(found.items()))
+
+
+SCRIPT = "batchscout.trainers.sources.watch.script:made"
+"""The target of a study of a script, which is its argument `script`."""
+
+
+def import_path_of(target: str, kwargs: Mapping[str, Any]) -> str:
+    """Return the import path of the code that a target runs: itself, or the script that it watches."""
+    if target != SCRIPT:
+        return target
+    script = Path(str(kwargs["script"]))
+    return f"{'.'.join(script.with_suffix('').parts) if script.suffix == '.py' else script}:__main__"
 
 
 def _without_comments(text: bytes) -> bytes:

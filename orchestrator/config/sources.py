@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,11 @@ class From(Strict):
     """A callable, as `package.module:callable`, that returns (LightningModule, LightningDataModule), or with a Trainer as a third."""
     transformers: str | None = None
     """A callable, as `package.module:callable`, that returns a Trainer of transformers or an SFTTrainer of trl."""
+    script: str | None = None
+    """A script, as `train.py`, or a module as `python -m` takes it. It runs until its second optimizer step, and is looked at: its model,
+    data, loss and recipe are studied. What it changes is undone."""
+    args: tuple[str, ...] = ()
+    """The arguments of the script."""
     kwargs: dict[str, Any] = Field(default={})
     """Arguments of the callable."""
     num_targets: str | None = None
@@ -33,13 +38,21 @@ class From(Strict):
 
     @model_validator(mode="after")
     def _names_one(self) -> From:
-        if (self.lightning is None) == (self.transformers is None):
-            how_many = "both lightning and transformers" if self.lightning else "neither lightning nor transformers"
-            raise ValueError(f"from names {how_many}; name one callable")
+        named = [name for name in get_args(Library) if getattr(self, name) is not None]
+        if len(named) != 1:
+            raise ValueError(
+                f"from names {' and '.join(named) or 'nothing'}; name one of {', '.join(get_args(Library))}"
+            )
+        if self.args and self.script is None:
+            raise ValueError("from.args are those of a script; give a callable its arguments as kwargs")
+        if self.kwargs and self.script is not None:
+            raise ValueError("from.kwargs are those of a callable; give a script its arguments as args")
         return self
 
     @property
     def source(self) -> Source:
+        if self.script is not None:
+            return Source("script", self.script, {"args": list(self.args)}, self.num_targets)
         library: Library = "lightning" if self.lightning else "transformers"
         return Source(library, self.lightning or self.transformers or "", self.kwargs, self.num_targets)
 

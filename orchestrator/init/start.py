@@ -6,14 +6,16 @@ import difflib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from batchscout.orchestrator.init.kinds import Project
 from batchscout.orchestrator.init.reading import Class, Function, Module, read_module
 from batchscout.orchestrator.init.study_file import Machine, Written, written
-from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subject, subject_of
+from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subject, WatchedSubject, subject_of
+from batchscout.trainers.before.source import Source, read_source
 from batchscout.trainers.files import own_file, quoted, written_whole
 
 MOST_FILES = 2000
@@ -53,6 +55,20 @@ class Started:
     to_do: tuple[str, ...]
     told: tuple[str, ...]
     """What else people should know."""
+
+
+def watch(script: str, args: Sequence[str], to: str | None, say: Callable[[str], None]) -> Started:
+    """Run a script until its second optimizer step, and write a study file of what it trains. to: the file; study.yaml here if it is
+    None. Raises ValueError where the file is there already, or the script cannot be studied; then nothing is written."""
+    path = Path(to or "study.yaml")
+    _refuse_to_overwrite(path)
+    say(f"running {script} until its second optimizer step")
+    began = time.monotonic()
+    said = read_source(Source("script", script, {"args": list(args)}))
+    subject = WatchedSubject(script, tuple(args), said, time.monotonic() - began)
+    file = written(subject, _study_name(Path(script).stem.rpartition(".")[2]), path.name, _machine())
+    _write(path, file)
+    return Started(path, subject, file.to_do, said.told)
 
 
 def start(what: str, to: str | None) -> Started:
@@ -149,6 +165,8 @@ def _runs_when_imported(project: Project, subject: Subject) -> Iterator[str]:
 
 
 def _modules_of(subject: Subject) -> Iterator[str]:
+    if isinstance(subject, WatchedSubject):
+        return
     places = (subject.maker,) if isinstance(subject, FromSubject) else (subject.model, subject.data)
     yield from (one.target.split(":")[0] for one in places if one is not None)
 
@@ -166,6 +184,9 @@ def _machine() -> Machine:
 def found_text(subject: Subject) -> str:
     """Return what was found, in a sentence."""
     match subject:
+        case WatchedSubject():
+            what = "\n".join(subject.said.taken)
+            return f"{subject.script} was watched until its second optimizer step ({subject.seconds:.0f} s):\n{what}"
         case FromSubject(is_there=True):
             return f"{subject.maker.target} ({subject.maker.where}) makes what the {subject.library} library trains: its model, data and loss are studied as they are."
         case FromSubject():

@@ -9,8 +9,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import yaml
+
 from batchscout.orchestrator.config.placeholders import PLACEHOLDER
-from batchscout.orchestrator.init.subject import FromSubject, LossFound, OwnSubject, Place, Subject
+from batchscout.orchestrator.init.subject import (
+    FromSubject,
+    LossFound,
+    OwnSubject,
+    Place,
+    Subject,
+    WatchedSubject,
+)
 from batchscout.orchestrator.output.schemas import editors_line, schema_path
 
 _WIDTH = 110
@@ -39,16 +48,20 @@ class Written:
 
 def written(subject: Subject, name: str, file: str, machine: Machine, notes: tuple[str, ...] = ()) -> Written:
     """Return the study file. file: its name. notes: what else people should know, a sentence each."""
-    keys = list(_from_keys(subject)) if isinstance(subject, FromSubject) else list(_own_keys(subject, machine))
+    match subject:
+        case WatchedSubject():
+            keys, how, notes = list(_watched_keys(subject)), _BY_WATCHING, (*notes, *subject.said.told)
+        case FromSubject():
+            keys, how = list(_from_keys(subject)), _BY_READING
+        case OwnSubject():
+            keys, how = list(_own_keys(subject, machine)), _BY_READING
     to_do = tuple(_to_do(subject, file))
     head = [
         editors_line(str(schema_path("study"))),
         *_comment(
             "The line above has editors complete and check the keys; its path is this machine's (batchscout schema study)."
         ),
-        *_comment(
-            f"Written by batchscout init, from reading alone: nothing was run. {_NOT_YET if to_do else _AS_IT_IS}"
-        ),
+        *_comment(f"Written by batchscout init, {how} {_NOT_YET if to_do else _AS_IT_IS}"),
         *(line for text in (*to_do, *notes) for line in _comment(f"- {text}", "#   ")),
         "# Then, in this folder:",
         f"#   batchscout plan {file}    # what would run, what is skipped, predicted memory; starts nothing",
@@ -59,12 +72,16 @@ def written(subject: Subject, name: str, file: str, machine: Machine, notes: tup
     return Written("\n".join([*head, *keys, *_shared_keys(machine), *_stages(machine)]) + "\n", to_do)
 
 
+_BY_READING = "from reading alone: nothing was run."
+_BY_WATCHING = "from watching the script until its second optimizer step; what it changed was undone."
 _AS_IT_IS = "Look it through: it runs as it is."
 _NOT_YET = f"Before it runs, this is to be done; {PLACEHOLDER} marks what only you know:"
 
 
 def _to_do(subject: Subject, file: str) -> Iterator[str]:
     """Yield what has to be done before the study runs."""
+    if isinstance(subject, WatchedSubject):
+        return
     if isinstance(subject, FromSubject):
         if not subject.is_there:
             module = subject.maker.target.split(":")[0]
@@ -94,6 +111,31 @@ def _from_keys(subject: FromSubject) -> Iterator[str]:
     yield ""
     yield from _comment(f"{_documentation('from')} {found}.")
     yield f'from: {{{subject.library}: "{maker.target}"{kwargs}}}'
+
+
+def _watched_keys(subject: WatchedSubject) -> Iterator[str]:
+    """Yield the script, what was taken of it, and the length of a run."""
+    yield ""
+    yield from _comment(f"{_documentation('from')} What was found in this one:")
+    yield from (f"#   {line}" for line in subject.said.taken)
+    args = f", args: {json.dumps(list(subject.args))}" if subject.args else ""
+    yield f"from: {{script: {json.dumps(subject.script)}{args}}}"
+    yield ""
+    yield "# What it says of a study, which a key here comes before:"
+    keys = {key: value for key, value in subject.said.keys.items() if key not in ("model", "data")}
+    yield from (f"#   {line}" for line in yaml.safe_dump(keys, sort_keys=False, width=_WIDTH).splitlines())
+    yield ""
+    yield from _length(subject.said.run_samples)
+
+
+def _length(run_samples: int | None) -> Iterator[str]:
+    """Yield the length of a run of the study, and that of the script where it is longer."""
+    budget = min(run_samples or _SHORT_BUDGET, _SHORT_BUDGET)
+    yield from _key("sample_budget", f"{budget}", "shorter than usual, for a first answer; a longer run tells more")
+    if run_samples is not None and run_samples > budget:
+        yield ""
+        yield from _comment(f"{_documentation('real_run')} Here: the run of the script.")
+        yield f"real_run: {{samples: {run_samples}}}"
 
 
 def _own_keys(subject: OwnSubject, machine: Machine) -> Iterator[str]:

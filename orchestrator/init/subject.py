@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from batchscout.orchestrator.init.kinds import Kind, Project
 from batchscout.orchestrator.init.reading import Call, Class, Function, Module
+from batchscout.trainers.sources.settings import Settings
 
 _SUMS = "sum"
 _LOSSES = {
@@ -82,7 +83,19 @@ class OwnSubject:
     """Other models that were found."""
 
 
-Subject = FromSubject | OwnSubject
+@dataclass(frozen=True)
+class WatchedSubject:
+    """A script that has run until its second optimizer step."""
+
+    script: str
+    """The file, or the module, as the key `from` takes it."""
+    args: tuple[str, ...]
+    said: Settings
+    seconds: float
+    """How long that took."""
+
+
+Subject = FromSubject | OwnSubject | WatchedSubject
 
 
 def subject_of(project: Project, named: tuple[Module, Class | Function] | None = None) -> Subject:

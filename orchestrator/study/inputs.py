@@ -11,6 +11,7 @@ from pathlib import Path
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.trainers.criteria import import_path
 from batchscout.trainers.files import own_file
+from batchscout.trainers.user_code import import_path_of
 
 
 def data_files_of(config: StudyConfig) -> dict[str, str]:
@@ -23,7 +24,8 @@ def data_files_of(config: StudyConfig) -> dict[str, str]:
 def import_paths(config: StudyConfig) -> list[str | None]:
     """Return what the study file names in code: import paths, and built-in names among them."""
     optimizer = config.optimizer
-    targets = [config.model.target, import_path(config.loss), config.data.target]
+    made = [import_path_of(one.target, one.kwargs) for one in (config.model, config.data)]
+    targets = [*made, import_path(config.loss)]
     return [*targets, optimizer.target, optimizer.param_groups]
 
 

@@ -69,8 +69,10 @@ def test_what_is_otherwise_is_told(reading: list[Source]) -> None:
     [
         ({"loss": "mse"}, "the study file has from and loss, which from stands for; leave one of them out"),
         ({"model": {"target": "gpt"}, "data": {"target": "text"}}, "has from and data and model, which from stands for"),
-        ({"from": {}}, "from: from names neither lightning nor transformers; name one callable"),
-        ({"from": {"lightning": "a:b", "transformers": "a:b"}}, "from names both lightning and transformers; name one callable"),
+        ({"from": {}}, "from: from names nothing; name one of lightning, transformers, script"),
+        ({"from": {"lightning": "a:b", "transformers": "a:b"}}, "from names lightning and transformers; name one of lightning, transformers, script"),
+        ({"from": {"lightning": "a:b", "args": ["--lr"]}}, "from.args are those of a script; give a callable its arguments as kwargs"),
+        ({"from": {"script": "train.py", "kwargs": {"lr": 1}}}, "from.kwargs are those of a callable; give a script its arguments as args"),
         ({"from": {"lightening": "a:b"}}, r"from.lightening: no such key; did you mean lightning\? The keys here are: lightning, transf"),
     ],
 )  # fmt: skip

@@ -20,6 +20,7 @@ from jsonschema import Draft202012Validator
 from batchscout import load
 from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.config.load import load_study
+from batchscout.orchestrator.init.command import script_in
 from batchscout.orchestrator.init.kinds import Kind
 from batchscout.orchestrator.init.start import read_folder, start
 from batchscout.orchestrator.init.study_file import PLACEHOLDER, Machine, written
@@ -371,3 +372,76 @@ def test_a_study_file_that_was_written_runs(short: Path) -> None:
     )
     batchscout(folder, short, "run", "study.yaml", "--dir", str(short / "run"), "--set", f"stages=[{stage}]")
     assert load(short / "run").verdict.startswith("frontier: micro-batch 8 with activation checkpointing none")
+
+
+# Of a script, which is run
+
+
+SCRIPT = """
+import argparse, pathlib, torch, torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--to", type=float, required=True)
+rate = parser.parse_args().to
+print("Hello")
+pathlib.Path("log.txt").write_text("begun")
+net = torch.nn.Linear(4, 3)
+loader = DataLoader(TensorDataset(torch.randn(40, 4), torch.randint(3, (40,))), batch_size=8, shuffle=True)
+optimizer = torch.optim.Adam(net.parameters(), lr=rate)
+for epoch in range(1000):
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(home, train=SCRIPT)
+    code, printed, _ = init(capsys, "train.py", "--to", "0.02")
+    assert code == 0
+    assert "model: Linear (15 parameters)" in printed
+    assert "F.cross_entropy(net(x), y)" in printed
+    assert "Hello" not in printed
+    assert {one.name for one in home.iterdir()} == {"train.py", "study.yaml"}
+    tree = yaml.safe_load((home / "study.yaml").read_text())
+    assert tree["from"] == {"script": "train.py", "args": ["--to", "0.02"]}
+    assert (tree["sample_budget"], tree["real_run"]) == (8192, {"samples": 40_000})
+    config = load_study(home / "study.yaml", [])
+    assert (config.optimizer.lr, config.optimizer.reference_batch_size, config.optimizer.weight_decay) == (0.02, 8, 0.0)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "study.yaml"])
+    assert not ended.value.code
+    assert "are others in every process" not in capsys.readouterr().err, (
+        "what a script draws is the same in every process"
+    )
+    assert {one.name for one in home.iterdir()} == {"train.py", "study.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        ("train.py --lr 1", ("train.py", ("--lr", "1"))),
+        ("-m package.train --lr 1", ("package.train", ("--lr", "1"))),
+        ("python3 train.py -m x", ("train.py", ("-m", "x"))),
+        ("torchrun --nproc_per_node 4 train.py --lr 1", ("train.py", ("--lr", "1"))),
+        ("accelerate launch --mixed_precision bf16 -m package.train", ("package.train", ())),
+        ("folder", None),
+        ("my.module:make", None),
+        ("torchrun", None),
+    ],
+)
+def test_a_script_is_found_behind_whatever_launches_it(words: str, script: tuple[str, tuple[str, ...]] | None) -> None:
+    assert script_in(words.split()) == script
+
+
+def test_a_script_that_is_no_study_is_refused_and_nothing_is_written(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(home, train="import torch\nprint('done')\n")
+    code, _, error = init(capsys, "train.py")
+    assert code == 2
+    assert "from.script train.py: no optimizer of torch was made" in error
+    assert {one.name for one in home.iterdir()} == {"train.py"}

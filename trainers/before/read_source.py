@@ -16,12 +16,13 @@ from batchscout.trainers.criteria import MeanLoss
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
 from batchscout.trainers.errors import LossFault, raised_text, users_frame
-from batchscout.trainers.model.adding_up import Fault, not_adding_up
+from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, seeded
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.settings import Settings
+from batchscout.trainers.sources.watch.loop import Loop
 
 _WANTED = {
     "lightning": "(LightningModule, LightningDataModule), with a Trainer as a third if there is one",
@@ -45,12 +46,13 @@ def _answer(source: Source) -> dict[str, Any]:
         return {
             "fault": f"raised {raised_text(error)} (in {file}, line {line}); mend it, or debug it by calling it yourself"
         }
-    return {"keys": said.keys, "told": said.told, "run_samples": said.run_samples}
+    return {"keys": said.keys, "told": said.told, "run_samples": said.run_samples, "taken": said.taken}
 
 
 def read(source: Source) -> Settings:
     """Make the object, and return what it says. Raises ValueError where it is none that can be honoured."""
-    made = call_target("from", resolve(source.target), dict(source.kwargs))
+    target, kwargs = source.made_by
+    made = call_target("from", resolve(target), kwargs)
     _check_kind(made, source.library)
     module, loaders = module_of(made), loaders_of(made)
     assert module is not None
@@ -58,13 +60,19 @@ def read(source: Source) -> Settings:
     settings = settings_of(made, loaders[0])
     train_set, _ = loaded(loaders, source.target)
     train_set = first_of(train_set, SAMPLES_LOOKED_AT)
-    loss = _loss(module, train_set, source.num_targets)
-    place = {"target": source.target, "kwargs": dict(source.kwargs)}
+    if isinstance(made, Loop) and source.num_targets is None and _is_a_sum(module, train_set):
+        kwargs = {**kwargs, "sums": True}
+        settings, loss = settings_of(replace(made, sums=True), loaders[0]), None
+    else:
+        loss = _loss(module, train_set, source.num_targets)
+    place = {"target": target, "kwargs": kwargs}
     shared = {"model": place, "data": place, **({"loss": loss.model_dump()} if loss else {})}
     return replace(settings, keys={**settings.keys, **shared})
 
 
 def _check_kind(made: Any, library: Library) -> None:
+    if library == "script":
+        return
     is_wanted = {"lightning": is_lightning_run, "transformers": is_transformers_trainer}[library]
     if not is_wanted(made):
         what = f"({', '.join(type(one).__name__ for one in made)})" if isinstance(made, tuple) else type(made).__name__
@@ -86,6 +94,17 @@ def _loss(module: nn.Module, train_set: SampleSet, over: str | None) -> MeanLoss
             "takes a batch and returns the number that its loss is a mean over"
         )
     return MeanLoss(over=right)
+
+
+def _is_a_sum(module: nn.Module, train_set: SampleSet) -> bool:
+    """True if the loss of samples that are all taken twice is about twice that of these samples: a mean would be the same, even where
+    random numbers move both."""
+    once = list(range(min(SAMPLES_LOOKED_AT, len(train_set))))
+    module.eval()
+    with torch.no_grad(), seeded(module, 0):
+        values = [float(module(fetch(train_set, part))) for part in (once, [*once, *once])]
+    module.train()
+    return abs(values[1]) > SUM_OR_MEAN * abs(values[0])
 
 
 def _fault_of(loss: MeanLoss, module: nn.Module, train_set: SampleSet) -> Fault | LossFault | None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.criteria import import_path
 from batchscout.trainers.data.samples import Samples, num_samples
-from batchscout.trainers.user_code import code_of
+from batchscout.trainers.user_code import code_of, import_path_of
 
 MadeWith = Mapping[str, Any]
 """Plain values, a part of what a checkpoint holds: those of `made_with`."""
@@ -49,8 +49,8 @@ def code_when_first_asked(import_paths: tuple[str | None, ...]) -> dict[str, str
 
 def _import_paths(config: TrialConfig) -> tuple[str | None, ...]:
     optimizer = config.optimizer
-    targets = (config.model.target, import_path(config.loss), config.data.target)
-    return (*targets, optimizer.target, optimizer.param_groups)
+    made = [import_path_of(one.target, one.kwargs) for one in (config.model, config.data)]
+    return (*made, import_path(config.loss), optimizer.target, optimizer.param_groups)
 
 
 _SPOKEN = {

@@ -11,12 +11,16 @@ from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_
 from batchscout.trainers.sources.of_lightning import OfLightning
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.settings import Settings
+from batchscout.trainers.sources.watch import loop as of_script
+from batchscout.trainers.sources.watch.loop import Loop, OfLoop
 
 
 def module_of(found: Any) -> nn.Module | None:
     """Return the module that trains as the object would; None of anything else. Raises ValueError where that would be a guess."""
     if is_lightning_run(found):
         return OfLightning(found[0])
+    if isinstance(found, Loop):
+        return OfLoop(found)
     return OfTrainer(found) if is_transformers_trainer(found) else None
 
 
@@ -24,6 +28,8 @@ def loaders_of(found: Any) -> tuple[Any, Any] | None:
     """Return the DataLoaders (train, val) of the object; None of anything else."""
     if is_lightning_run(found):
         return of_lightning.loaders_of(found)
+    if isinstance(found, Loop):
+        return found.loaders
     return of_transformers.loaders_of(found) if is_transformers_trainer(found) else None
 
 
@@ -31,6 +37,8 @@ def settings_of(found: Any, train_loader: Any) -> Settings:
     """Return what the object, which is one of these, says of a study."""
     if is_lightning_run(found):
         return of_lightning.settings(found, train_loader)
+    if isinstance(found, Loop):
+        return of_script.settings(found)
     return of_transformers.settings(found)
 
 
@@ -38,5 +46,7 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Return the parameters of a model that `module_of` made, in the groups of its own optimizer."""
     if isinstance(model, OfTrainer):
         return of_transformers.groups(model)
+    if isinstance(model, OfLoop):
+        return of_script.groups(model)
     assert isinstance(model, OfLightning), f"the groups of a {type(model).__name__} are not known"
     return of_lightning.groups(model.inner)

@@ -20,6 +20,8 @@ class Settings:
     """What people should know, one sentence each."""
     run_samples: int | None = None
     """The samples of the run that it is set to; None where that has no end."""
+    taken: tuple[str, ...] = ()
+    """What was found in it, a line each: for people who look whether that is right."""
 
 
 def num_samples_of(samples: Any) -> int | None:

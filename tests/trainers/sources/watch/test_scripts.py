@@ -1,0 +1,413 @@
+"""What is taken of scripts as people write them: each runs as it is until its second optimizer step."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups, settings_of
+from batchscout.trainers.sources.watch import script
+from batchscout.trainers.sources.watch.loop import Loop
+
+HEAD = """
+import argparse, torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+X, Y = torch.randn(60, 8), torch.randint(0, 3, (60,))
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 3))
+train_loader = DataLoader(TensorDataset(X, Y), batch_size=6, shuffle=True)
+val_loader = DataLoader(TensorDataset(X[:20], Y[:20]), batch_size=10)
+"""
+PLAIN = """
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+for epoch in range(5):
+    for x, y in train_loader:
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+"""
+
+
+def watched(folder: Path, text: str, *args: str, head: str = HEAD) -> Any:
+    (folder / "train.py").write_text(head + textwrap.dedent(text))
+    script.watched.cache_clear()
+    return script.made(script="train.py", args=args)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sets_of(loop: Loop) -> tuple[Any, Any]:
+    found = loaders_of(loop)
+    assert found is not None
+    return found
+
+
+def model_of(loop: Loop) -> Any:
+    found = module_of(loop)
+    assert found is not None
+    return found
+
+
+def keys_of(loop: Loop) -> dict[str, Any]:
+    said = settings_of(loop, None)
+    return {**said.keys, "run_samples": said.run_samples}
+
+
+def test_a_loop_over_a_loader_gives_model_data_loss_and_recipe(folder: Path) -> None:
+    loop = watched(folder, PLAIN)
+    keys = keys_of(loop)
+    recipe = {"type": "sgd", "lr": 0.1, "betas": [0.9, 0.0], "weight_decay": 0.0, "reference_batch_size": 6}
+    assert recipe.items() <= keys["optimizer"].items()
+    assert (keys["schedule"], keys["precision"], keys["run_samples"]) == ({"type": "constant"}, "float32", 300)
+    train, val = sets_of(loop)
+    assert (len(train.dataset), len(val.dataset)) == (60, 20)
+
+
+def test_each_run_has_weights_of_its_own_and_they_are_the_scripts_first_ones(folder: Path) -> None:
+    loop = watched(folder, PLAIN)
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    exec(HEAD, names)
+    one, other = model_of(loop), model_of(loop)
+    for first, copy, again in zip(names["net"].parameters(), one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(first, copy)
+        assert copy is not again
+    batch = next(iter(sets_of(loop)[0]))
+    for model in (one, other, one):
+        model.zero_grad()
+        model(batch).backward()
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+ACCUMULATED = """
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step, (x, y) in enumerate(train_loader):
+    loss = F.cross_entropy(net(x), y) {divided}
+    loss.backward()
+    if (step + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("divided", "is_averaged"), [("/ 4", True), ("", False)])
+def test_accumulated_micro_batches_are_one_step_and_a_sum_of_them_is_told(
+    folder: Path, divided: str, is_averaged: bool
+) -> None:
+    loop = watched(folder, ACCUMULATED.format(divided=divided))
+    keys = keys_of(loop)
+    assert keys["optimizer"]["reference_batch_size"] == 24
+    assert loop.is_averaged == is_averaged
+    told = " ".join(settings_of(loop, None).told)
+    assert ("adds up the gradients of 4 micro-batches" in told) != is_averaged
+    model, batch = model_of(loop), next(iter(sets_of(loop)[0]))
+    model.eval()
+    wanted = nn.functional.cross_entropy(model.inner(batch[0]), batch[1])
+    assert model(batch).item() == pytest.approx(wanted.item(), rel=1e-5), "the loss of a micro-batch by itself"
+
+
+FORMS = {
+    "class": """
+        class Trainer:
+            def __init__(self):
+                self.model, self.loader, self.valid_loader = net, train_loader, val_loader
+                self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+            def fit(self, epochs):
+                for self.epoch in range(epochs):
+                    for batch in self.loader:
+                        self.loss = self.compute(batch)
+                        self.optimizer.zero_grad()
+                        self.loss.backward()
+                        self.optimizer.step()
+            def compute(self, batch):
+                return F.cross_entropy(self.model(batch[0]), batch[1])
+        Trainer().fit(5)
+    """,
+    "a function of the batch": """
+        def train_step(model, optimizer, x, y):
+            optimizer.zero_grad()
+            loss = nn.CrossEntropyLoss()(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        for epoch in range(5):
+            for x, y in train_loader:
+                train_step(net, optimizer, x, y)
+    """,
+    "next": """
+        def endless(loader):
+            while True:
+                yield from loader
+        optimizer, batches = torch.optim.AdamW(net.parameters(), lr=0.01), endless(train_loader)
+        for step in range(50):
+            x, y = next(batches)
+            loss = F.cross_entropy(net(x), y)
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+    """,
+    "closure": """
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        for epoch in range(5):
+            for x, y in train_loader:
+                def closure():
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(net(x), y)
+                    loss.backward()
+                    return loss
+                optimizer.step(closure)
+    """,
+    "method of the model": """
+        class Whole(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net, self.shift = net, nn.Parameter(torch.zeros(3))
+            def loss(self, x, y):
+                return F.cross_entropy(self.net(x) + self.shift, y)
+        whole = Whole()
+        optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+        for epoch in range(5):
+            for x, y in train_loader:
+                optimizer.zero_grad(); whole.loss(x, y).backward(); optimizer.step()
+    """,
+    "two modules": """
+        head = nn.Linear(3, 3)
+        optimizer = torch.optim.AdamW([*net.parameters(), *head.parameters()], lr=0.01)
+        for epoch in range(5):
+            for x, y in train_loader:
+                optimizer.zero_grad(); F.cross_entropy(head(net(x)), y).backward(); optimizer.step()
+    """,
+    "autocast and a scaler": """
+        scaler = torch.amp.GradScaler("cpu", enabled=True, init_scale=8.0)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        for epoch in range(5):
+            for x, y in train_loader:
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = F.cross_entropy(net(x), y)
+                optimizer.zero_grad()
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
+                scaler.step(optimizer); scaler.update()
+    """,
+    "the loss in several lines": """
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        for epoch in range(5):
+            for number, batch in enumerate(train_loader):
+                parts = []
+                x, y = batch
+                out = net(x)
+                if number % 2 == 0:
+                    weight = 1.0
+                else:
+                    weight = 1.0
+                parts.append(F.cross_entropy(out, y))
+                loss = sum(parts) * weight
+                loss += 0.01 * out.pow(2).mean()
+                print(loss.item())
+                optimizer.zero_grad(); loss.backward(); optimizer.step()
+    """,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_loss_of_a_batch_is_had_from_loops_of_every_form(folder: Path, form: str) -> None:
+    loop = watched(folder, FORMS[form])
+    keys = keys_of(loop)
+    assert keys["optimizer"]["reference_batch_size"] == 6
+    assert keys["run_samples"] == 300
+    model, (train, val) = model_of(loop), sets_of(loop)
+    assert len(val.dataset) == 20
+    model(next(iter(train))).backward()
+    grouped = {id(p) for group in param_groups(model) for p in group["params"]}
+    assert grouped == {id(p) for p in model.parameters()}
+    assert all(p.grad is not None for p in model.parameters())
+
+
+GET_BATCH = """
+data = {"train": torch.arange(400) % 7, "val": torch.arange(200) % 7}
+def get_batch(split):
+    starts = torch.randint(len(data[split]) - 9, (5,))
+    rows = torch.stack([data[split][i : i + 9] for i in starts])
+    return rows[:, :8], rows[:, 1:]
+class LM(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(7, 8), nn.Linear(8, 7)
+    def forward(self, x, y):
+        logits = self.out(self.embed(x))
+        return logits, F.cross_entropy(logits.flatten(0, 1), y.flatten())
+model = LM()
+decayed = [p for p in model.parameters() if p.dim() > 1]
+others = [p for p in model.parameters() if p.dim() < 2]
+optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}], lr=0.01, betas=(0.9, 0.95))
+iteration, accumulate, most = 0, 2, 40
+x, y = get_batch("train")
+while True:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01 * (iteration + 1) / 10
+    if iteration == 0:
+        with torch.no_grad():
+            print("val", model(*get_batch("val"))[1].item())
+    for micro_step in range(accumulate):
+        logits, loss = model(x, y)
+        loss = loss / accumulate
+        x, y = get_batch("train")
+        loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    iteration += 1
+    if iteration > most:
+        break
+"""
+
+
+def test_batches_of_a_call_become_a_stream_of_their_rows(folder: Path) -> None:
+    loop = watched(folder, GET_BATCH)
+    keys = keys_of(loop)
+    recipe = {"lr": 0.01, "weight_decay": 0.2, "max_gradient_norm": 1.0, "reference_batch_size": 10}
+    assert recipe.items() <= keys["optimizer"].items(), (
+        "the rate that the optimizer was made with, not one of its warm-up"
+    )
+    assert keys["run_samples"] == 400
+    model, (train, val) = model_of(loop), sets_of(loop)
+    x, y = next(iter(train))
+    assert (x.shape, y.shape) == ((8,), (8,))
+    assert model([x[None], y[None]]).item() == pytest.approx(model.inner(x[None], y[None])[1].item())
+    assert [group.get("weight_decay") for group in param_groups(model)] == [None, 0.0]
+    assert next(iter(val))[0].shape == (8,)
+
+
+REFUSED = {
+    "two optimizers take turns": """
+        other = nn.Linear(8, 1)
+        first, second = torch.optim.Adam(net.parameters()), torch.optim.Adam(other.parameters())
+        for x, y in train_loader:
+            F.cross_entropy(net(x), y).backward(); first.step()
+            other(x).mean().backward(); second.step()
+    """,
+    "L-BFGS": """
+        optimizer = torch.optim.LBFGS(net.parameters())
+        def closure():
+            loss = F.cross_entropy(net(X), Y)
+            loss.backward()
+            return loss
+        for epoch in range(3):
+            optimizer.step(closure)
+    """,
+    "no optimizer of torch was made": """
+        for x, y in train_loader:
+            F.cross_entropy(net(x), y).backward()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p -= 0.1 * p.grad
+    """,
+    "clip_grad_value_": """
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in train_loader:
+            F.cross_entropy(net(x), y).backward()
+            torch.nn.utils.clip_grad_value_(net.parameters(), 1.0)
+            optimizer.step()
+    """,
+    "reads hidden, which the step before has left": """
+        rnn, head = nn.GRU(8, 4), nn.Linear(4, 3)
+        optimizer, hidden = torch.optim.Adam([*rnn.parameters(), *head.parameters()]), torch.zeros(1, 4)
+        for x, y in train_loader:
+            hidden = hidden.detach()
+            out, hidden = rnn(x, hidden)
+            F.cross_entropy(head(out), y).backward()
+            optimizer.step()
+    """,
+    "raised ZeroDivisionError": "1 / 0",
+    "the following arguments are required: --lr": """
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--lr", required=True)
+        parser.parse_args()
+    """,
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_no_study_is_refused_with_its_reason(folder: Path, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        watched(folder, REFUSED[reason])
+
+
+def test_the_process_is_as_it_was_afterwards(folder: Path) -> None:
+    import sys
+
+    before = (torch.nn.Module.__call__, torch.Tensor.backward, torch.compile, list(sys.argv), sys.modules["__main__"])
+    watched(folder, PLAIN)
+    assert (
+        torch.nn.Module.__call__,
+        torch.Tensor.backward,
+        torch.compile,
+        list(sys.argv),
+        sys.modules["__main__"],
+    ) == before
+
+
+TRAINER = """
+from datasets import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+rows = Dataset.from_dict({"input_ids": torch.randint(40, (24, 8)).tolist()})
+rows = rows.map(lambda row: {"labels": row["input_ids"]})
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=40, n_positions=8))
+arguments = TrainingArguments("out", per_device_train_batch_size=4, learning_rate=3e-4, num_train_epochs=5, use_cpu=True, report_to="none")
+trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+trainer.train()
+trainer.save_model("out")
+"""
+LIGHTNING = """
+import lightning
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = net
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+trainer = lightning.Trainer(max_epochs=5, accelerator="cpu", enable_progress_bar=False, logger=False, enable_checkpointing=False)
+trainer.fit(Net(), {loaders})
+trainer.save_checkpoint("out.ckpt")
+"""
+
+
+def test_a_trainer_of_transformers_is_taken_where_it_would_begin_to_train(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    trainer = watched(folder, TRAINER)
+    said = settings_of(trainer, None)
+    assert (said.keys["optimizer"]["lr"], said.run_samples) == (3e-4, 120)
+    again = script.made(script="train.py", args=())
+    assert again.model is not trainer.model, "each run has weights of its own"
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "loaders",
+    [
+        "train_loader, val_loader",
+        "datamodule=lightning.LightningDataModule.from_datasets(train_loader.dataset, val_loader.dataset, batch_size=6)",
+    ],
+)
+def test_what_lightnings_fit_is_called_with_is_taken(folder: Path, loaders: str) -> None:
+    pytest.importorskip("lightning")
+    found = watched(folder, LIGHTNING.format(loaders=loaders))
+    train, val = sets_of(found)
+    said = settings_of(found, train)
+    assert (said.keys["optimizer"]["lr"], said.keys["optimizer"]["reference_batch_size"]) == (0.1, 6)
+    assert (len(train.dataset), len(val.dataset), said.run_samples) == (60, 20, 300)
+    assert isinstance(model_of(found).inner.net, nn.Module)

@@ -1,0 +1,1 @@
+"""A script that trains, run until its second optimizer step and looked at."""

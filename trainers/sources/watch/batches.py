@@ -1,0 +1,166 @@
+"""Where a script's batches come from: a DataLoader, or a call that returns the next one, whose rows are samples."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+
+from batchscout.trainers.sources.settings import num_samples_of
+
+HELD_OUT = 0.1
+"""Of the training samples, where a script shows no others: the share that is only evaluated."""
+_VALIDATES = ("val", "valid", "validation", "eval", "dev", "test")
+"""What validation data are called, the likeliest first."""
+_TRAINS = ("train", "training", "trn")
+
+
+@dataclass(frozen=True)
+class FromLoader:
+    """A DataLoader yields them."""
+
+    loader: DataLoader[Any]
+
+
+@dataclass(frozen=True)
+class FromCall:
+    """A call in the script returns the next one, in no end."""
+
+    text: str
+    """The call, as the script has it."""
+    next: Callable[[], Any]
+    validation: Callable[[], Any] | None
+    """The same call for validation data; None where it has no word in it for that."""
+
+
+@dataclass(frozen=True)
+class FromTensors:
+    """The script trains on all of its data in each step: on the rows of these."""
+
+    tensors: tuple[Tensor, ...]
+    names: tuple[str, ...]
+
+
+Source = FromLoader | FromCall | FromTensors
+
+
+def call_source(call: ast.Call, names: Mapping[str, Any]) -> FromCall:
+    """Return what calls it again and again. names: what the names in it stand for."""
+
+    def calls(node: ast.Call) -> Callable[[], Any]:
+        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval")
+        return lambda: eval(code, dict(names))  # the script's own expression
+
+    return FromCall(ast.unparse(call), calls(call), _validating(call, calls))
+
+
+def _validating(call: ast.Call, calls: Callable[[ast.Call], Callable[[], Any]]) -> Callable[[], Any] | None:
+    """Return the same call with the word for validation in place of the one for training: the first that gives batches of that kind."""
+    told = [one for one in ast.walk(call) if isinstance(one, ast.Constant) and one.value in _TRAINS]
+    if not told:
+        return None
+    wanted = _shapes(calls(call)())
+    for word in _VALIDATES:
+        other = ast.parse(ast.unparse(call), mode="eval").body
+        assert isinstance(other, ast.Call)
+        for one in ast.walk(other):
+            if isinstance(one, ast.Constant) and one.value in _TRAINS:
+                one.value = word
+        try:
+            if _shapes(calls(other)()) == wanted:
+                return calls(other)
+        except Exception:  # of the script: it does not know that word
+            continue
+    return None
+
+
+def _shapes(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return (batch.dtype, tuple(batch.shape[1:]))
+    return tuple(map(_shapes, batch)) if isinstance(batch, list | tuple) else type(batch)
+
+
+class Rows(IterableDataset[Any]):
+    """The rows of the batches that a call returns, one sample after the other."""
+
+    def __init__(self, next_batch: Callable[[], Any]) -> None:
+        self.next_batch = next_batch
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            batch = self.next_batch()
+            if isinstance(batch, Tensor):
+                yield from batch.cpu()
+            else:
+                yield from zip(*(part.cpu() for part in batch), strict=True)
+
+
+def loaders_of(source: Source, validation: DataLoader[Any] | None) -> tuple[Any, Any]:
+    """Return what a study trains on and what it evaluates on. validation: the script's own loader for that, if it was seen."""
+    match source:
+        case FromLoader(loader):
+            return (loader, validation) if validation is not None else held_out(loader)
+        case FromCall():
+            return Rows(source.next), Rows(source.validation or source.next)
+        case FromTensors(tensors):
+            return held_out(DataLoader(TensorDataset(*tensors)))
+
+
+def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Return the loader in two: its samples but every tenth, and these. Raises ValueError where they cannot be told apart."""
+    number = num_samples_of(loader.dataset)
+    if number is None or number < 2:
+        raise ValueError(
+            "the script shows no data to validate on, and its training data are a stream, of which none can be held out; have it make a "
+            "DataLoader of validation data before it trains"
+        )
+    every = max(2, round(1 / HELD_OUT))
+    kept = [place for place in range(number) if place % every != every - 1 or number < every]
+    rest = sorted(set(range(number)) - set(kept)) or kept[-1:]
+    return _of(loader, kept), _of(loader, rest)
+
+
+def _of(loader: DataLoader[Any], places: list[int]) -> DataLoader[Any]:
+    return DataLoader(
+        Subset(loader.dataset, places),
+        loader.batch_size,
+        shuffle=False,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+    )
+
+
+def validation_loader(
+    train: DataLoader[Any], made: list[DataLoader[Any]], named: Mapping[str, Any]
+) -> DataLoader[Any] | None:
+    """Return the script's loader of validation data: by its name, or as the only other one that is not shuffled.
+
+    made: the loaders that the script made. named: what the names around its loop stand for.
+    """
+    others = [one for one in made if one is not train and one.dataset is not train.dataset]
+    by_name = {
+        word: value
+        for name, value in named.items()
+        for word in _VALIDATES
+        if word in name.lower() and any(value is one for one in others)
+    }
+    in_order = [by_name[word] for word in _VALIDATES if word in by_name]
+    plain = [one for one in others if type(one.sampler).__name__ == "SequentialSampler"]
+    return next(iter([*in_order, *(plain if len(plain) == 1 else [])]), None)
+
+
+def same_numbers(one: Any, other: Any) -> bool:
+    """True if both hold the same numbers, on whatever device."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.equal(one.detach().cpu(), other.detach().cpu())
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_numbers(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same_numbers, one, other))
+    return one is other

@@ -1,0 +1,223 @@
+"""A loop that was watched, as a study takes it: a module that gives the loss of a batch, its data, and its recipe."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
+from batchscout.trainers.sources.schedules import schedule_keys
+from batchscout.trainers.sources.settings import Settings
+from batchscout.trainers.sources.takes_batch import TakesBatch
+from batchscout.trainers.sources.watch.batches import FromCall, FromLoader, loaders_of, validation_loader
+from batchscout.trainers.sources.watch.length import run_samples
+from batchscout.trainers.sources.watch.observer import Seen, num_samples_in
+from batchscout.trainers.sources.watch.replay import LossOfBatch, adopt, copies_of
+
+
+@dataclass
+class Loop:
+    """What a script's loop trains, and how. One of these serves a whole process: its modules are copied for each run."""
+
+    seen: Seen
+    loss: LossOfBatch
+    sums: bool = False
+    """True if the loss of a batch is the sum of those of its samples."""
+    in_use: OfLoop | None = None
+    """Whose modules the script's names stand for now."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.seen.steps[0].optimizer
+
+    @property
+    def validation(self) -> DataLoader[Any] | None:
+        if not isinstance(self.loss.source, FromLoader):
+            return None
+        assert self.seen.backward is not None
+        named = {name: value for place in reversed(self.seen.backward.places) for name, value in _names(place)}
+        return validation_loader(self.loss.source.loader, self.seen.loaders, named)
+
+    @property
+    def loaders(self) -> tuple[Any, Any]:
+        return loaders_of(self.loss.source, self.validation)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Of an optimizer step."""
+        return max(1, self.seen.steps[0].num_backwards)
+
+    @property
+    def is_averaged(self) -> bool:
+        """True if the gradient of a step is the mean of those of its micro-batches, or there is a single one."""
+        assert self.seen.backward is not None
+        count = self.num_micro_batches
+        if count == 1 or self.loss.factor != self.seen.backward.scaled_by:
+            return True
+        return self._is_divided(count)
+
+    def _is_divided(self, count: int) -> bool:
+        """True if the script's statements divide the loss by so many."""
+        parts = [*self.loss.code.statements, self.loss.code.loss]
+        by = [
+            one.right if isinstance(one, ast.BinOp) else one.value
+            for part in parts
+            for one in ast.walk(part)
+            if isinstance(one, ast.BinOp | ast.AugAssign) and isinstance(one.op, ast.Div)
+        ]
+        return any(self._value(one) == count for one in by)
+
+    def _value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        try:
+            return self.loss.place.value(ast.unparse(node))
+        except LookupError:
+            return None
+
+    @property
+    def times(self) -> float:
+        """By what the statements' loss is multiplied to be that of its micro-batch alone."""
+        assert self.seen.backward is not None
+        divided = self.loss.factor == self.seen.backward.scaled_by and self.num_micro_batches > 1
+        return float(self.num_micro_batches) if divided and self._is_divided(self.num_micro_batches) else 1.0
+
+
+def _names(place: Any) -> Iterator[tuple[str, Any]]:
+    yield from place.global_.items()
+    yield from place.local.items()
+    for value in list(place.local.values()):  # the loaders of a class that trains
+        if not isinstance(value, nn.Module) and hasattr(value, "__dict__"):
+            yield from vars(value).items()
+
+
+class OfLoop(TakesBatch):
+    """inner: a copy of what the script trains. Called with a batch, it returns the loss that the script computes of it."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        copies = copies_of(loop.seen)
+        self.inner = next(iter(copies.values())) if len(copies) == 1 else nn.ModuleList(copies.values())
+        self.loop, self._copies = _Held(loop), copies
+        adopt(loop.seen, copies)
+        loop.in_use = self
+
+    def forward(self, batch: Any) -> Any:
+        loop = self.loop.one
+        if loop.in_use is not self:
+            adopt(loop.seen, self._copies)
+            loop.in_use = self
+        loss = loop.loss.call(batch) * loop.times
+        if not loop.sums:
+            return loss
+        return loss, torch.tensor(num_samples_in(batch), device=loss.device)
+
+
+@dataclass
+class _Held:
+    """Not a part of the module, and not copied with it."""
+
+    one: Loop
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Held:
+        return self
+
+
+def groups(model: OfLoop) -> list[dict[str, Any]]:
+    """Return the groups of the script's optimizer, of the parameters of this copy."""
+    loop = model.loop.one
+    ours = {id(own): again for own, again in _pairs(loop.seen, model._copies)}
+    return [
+        {**group, "params": [ours[id(one)] for one in group["params"] if id(one) in ours]}
+        for group in groups_of(loop.optimizer)
+    ]
+
+
+def _pairs(seen: Seen, copies: dict[int, nn.Module]) -> Iterator[tuple[Tensor, Tensor]]:
+    for key, originals in seen.parameters.items():
+        yield from zip(originals, copies[key].parameters(), strict=True)
+
+
+def settings(loop: Loop) -> Settings:
+    """Return what the script's optimizer, schedule and loop say."""
+    told = list[str]()
+    for group, rate in zip(loop.optimizer.param_groups, _base_rates(loop.seen), strict=True):
+        group.setdefault("initial_lr", rate)
+    keys: dict[str, Any] = {"optimizer": optimizer_keys(loop.optimizer), "precision": _precision(loop.seen)}
+    schedule = next((one for one in loop.seen.schedulers if one.optimizer is loop.optimizer), None)
+    if schedule is None and (by_hand := _set_by_hand(loop.seen)):
+        told.append(by_hand)
+    else:
+        told += schedule_keys(schedule, keys)
+        keys["optimizer"]["warmup"] = 0
+    batch = _samples_per_step(loop)
+    keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
+    length = run_samples(loop.loss, loop.seen, batch)
+    return Settings(keys, (*told, *_told(loop)), length, tuple(_taken(loop, batch)))
+
+
+def _taken(loop: Loop, batch: int) -> Iterator[str]:
+    modules = list(loop.seen.pristine.values())
+    sizes = [sum(p.numel() for p in one.parameters()) for one in modules]
+    names = " and ".join(
+        f"{type(one).__name__} ({size:,} parameters)" for one, size in zip(modules, sizes, strict=True)
+    )
+    parts = f", {loop.num_micro_batches} micro-batches to a step" if loop.num_micro_batches > 1 else ""
+    yield f"model: {names}"
+    yield f"optimizer: {type(loop.optimizer).__name__}, {batch} samples a step{parts}"
+    yield f"loss of a batch (replayed, it gives the loss and the gradient that were seen), from {loop.loss.place.function}:"
+    yield from (f"    {line}" for line in loop.loss.text.splitlines()[1:])
+
+
+def _precision(seen: Seen) -> str:
+    return {torch.bfloat16: "bfloat16", torch.float16: "float16"}.get(seen.autocast or torch.float32, "float32")
+
+
+def _samples_per_step(loop: Loop) -> int:
+    if isinstance(loop.loss.source, FromLoader):
+        return (loop.loss.source.loader.batch_size or 1) * loop.num_micro_batches
+    return num_samples_in(loop.loss.first) * loop.num_micro_batches
+
+
+def _base_rates(seen: Seen) -> tuple[float, ...]:
+    """Return the rates that are not a step's of a schedule: those of all steps where they do not change, or else those that the optimizer
+    was made with."""
+    constant = len(seen.steps) > 1 and len({step.rates for step in seen.steps}) == 1
+    return seen.steps[0].rates if constant else seen.made_with[id(seen.steps[0].optimizer)]
+
+
+def _set_by_hand(seen: Seen) -> str | None:
+    """Return what is to be told of a learning rate that the script changes itself; None where it is constant as far as seen."""
+    made = _base_rates(seen)
+    if all(step.rates == made for step in seen.steps):
+        return None
+    return (
+        f"it sets its learning rate itself ({seen.steps[0].rates[0]:.3g} in its first step, {made[0]:.3g} when the optimizer was made), and a study "
+        "takes its own warm-up and warmup_stable_decay to the latter; set schedule to choose another"
+    )
+
+
+def _told(loop: Loop) -> Iterator[str]:
+    source = loop.loss.source
+    if isinstance(source, FromLoader) and loop.validation is None:
+        yield "no other loader of the script is of validation data, so every tenth sample is held out and only evaluated"
+    if isinstance(source, FromCall):
+        yield f"its batches come from {source.text}: their rows are the samples"
+        if source.validation is None:
+            yield "no call for validation data was found, so fresh batches of the training data are evaluated"
+    if loop.sums:
+        yield "its loss is a sum over the batch; a study takes the mean, whose gradient does not grow with the batch"
+    if not loop.is_averaged:
+        yield (
+            f"it adds up the gradients of {loop.num_micro_batches} micro-batches, where a study takes their mean; an optimizer that does not "
+            "divide by the gradient's size needs another learning rate then"
+        )
+    if loop.seen.compiled:
+        yield "torch.compile is the study's to decide"

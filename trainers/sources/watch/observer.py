@@ -1,0 +1,481 @@
+"""What a script does until its second optimizer step: its optimizer, its batches, the module that it trains, and where it calls backward.
+
+Everything that is seen belongs to the script, and goes on to change after it was seen: what a replay needs is copied at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+
+from batchscout.trainers.sources.kinds import is_lightning_trainer, is_transformers_trainer
+from batchscout.trainers.sources.watch.on_import import on_import
+from batchscout.trainers.user_code import is_librarys
+
+STEPS = 2
+"""So many optimizer steps tell a schedule from a constant rate, and two optimizers that take turns from one."""
+BATCHES_KEPT = 3
+"""Loaders that fetch ahead have yielded more than the one that is trained on."""
+MOST_BACKWARDS = 64
+"""So many calls of backward without an optimizer, and a script changes its weights by hand."""
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule")
+
+
+class Enough(BaseException):
+    """Ends a script: what there is to be seen has been seen. No script catches it by `except Exception`."""
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """The generators that a loss may draw from."""
+
+    torch_cpu: Tensor
+    torch_cuda: list[Tensor]
+    numpy: Any
+    python: Any
+
+    @staticmethod
+    def now() -> RandomState:
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return RandomState(torch.get_rng_state(), cuda, np.random.get_state(), random.getstate())
+
+    def put_back(self) -> None:
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda:
+            torch.cuda.set_rng_state_all(self.torch_cuda)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place of the script's own code, and what its names stood for when it was reached."""
+
+    file: str
+    position: tuple[int, int]
+    """The line and the column of the call."""
+    function: str
+    local: Mapping[str, Any]
+    global_: dict[str, Any]
+
+    def value(self, name: str) -> Any:
+        """Return what a name stands for, or an attribute of one; raises LookupError."""
+        first, *attributes = name.split(".")
+        found = self.local[first] if first in self.local else self.global_[first]
+        for attribute in attributes:
+            if not hasattr(found, attribute):
+                raise LookupError(name)
+            found = getattr(found, attribute)
+        return found
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A batch that a loader has yielded."""
+
+    loader: DataLoader[Any]
+    batch: Any
+    """As it was: loaders fill their buffers again."""
+    random: RandomState
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The first call of backward in an optimizer step."""
+
+    loss: Tensor
+    value: float
+    places: tuple[Place, ...]
+    """The script's, the innermost first."""
+    fetched: tuple[Fetched, ...]
+    """The last batches by then, the latest first."""
+    random: RandomState
+    """When the module was called first since the step before."""
+    scaled_by: float
+    """A GradScaler's factor; 1 without one."""
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    """What it gave, by the id of the parameter."""
+
+
+@dataclass(frozen=True)
+class Step:
+    optimizer: Optimizer
+    rates: tuple[float, ...]
+    """Of the groups, as they were in it."""
+    num_backwards: int
+    num_samples_fetched: int
+    """By the loader that its last batch came from."""
+    has_closure: bool
+
+
+@dataclass
+class Seen:
+    """All of it, as far as the script came."""
+
+    steps: list[Step] = field(default_factory=list)
+    backward: Backward | None = None
+    pristine: dict[int, nn.Module] = field(default_factory=dict)
+    """Copies of the modules that are trained, as they were before their first forward, by the id of the script's own."""
+    modules: dict[int, nn.Module] = field(default_factory=dict)
+    """The script's own."""
+    parts: dict[int, list[nn.Module]] = field(default_factory=dict)
+    """All that these consist of, in the order of `modules()`."""
+    made_with: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """The learning rates that the groups of an optimizer had when it was made, by its id."""
+    schedulers: list[LRScheduler] = field(default_factory=list)
+    loaders: list[DataLoader[Any]] = field(default_factory=list)
+    """In the order in which they were made."""
+    parameters: dict[int, list[nn.Parameter]] = field(default_factory=dict)
+    """The script's own parameters, by the id of their module."""
+    max_gradient_norm: float | None = None
+    clipped_values: bool = False
+    autocast: torch.dtype | None = None
+    """In which the module was called."""
+    called_with: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+    """Copies of the arguments of the first call of a module that is trained."""
+    compiled: bool = False
+    handed: Any = None
+    """What was to be trained elsewhere: a Trainer of transformers, or what Lightning's was called with."""
+
+
+@contextlib.contextmanager
+def observed(folder: Path) -> Iterator[Seen]:
+    """Yield what fills while a script of this folder runs in this block, which `Enough` leaves when that is all."""
+    observer = _Observer(folder)
+    with contextlib.ExitStack() as stack:
+        for owner, name, around in observer.wrapped():
+            stack.enter_context(_replaced(owner, name, around))
+        hook = register_optimizer_step_pre_hook(observer.before_step)
+        stack.callback(hook.remove)
+        replaced = stack.enter_context(contextlib.ExitStack())
+        stack.enter_context(on_import(_TRAIN_THEMSELVES, lambda module: observer.stop_at(module, replaced)))
+        with contextlib.suppress(Enough):
+            yield observer.seen
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, functools.wraps(before)(around(before)))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+class _Observer:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seen = Seen()
+        self._memo: dict[int, Any] = {}
+        self._optimizers: list[Optimizer] = []
+        self._depth = 0
+        self._num_backwards = 0
+        self._num_samples = 0
+        self._scaled_by = 1.0
+        self._in_step: RandomState | None = None
+        self._fetched: deque[Fetched] = deque(maxlen=BATCHES_KEPT)
+
+    def wrapped(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
+        """Return what is called through this observer: the owner, the name, and what is to be put around it."""
+        clip = torch.nn.utils.clip_grad
+        return [
+            (Optimizer, "__init__", self._optimizer_made),
+            (LRScheduler, "__init__", self._scheduler_made),
+            (DataLoader, "__init__", self._loader_made),
+            (DataLoader, "__iter__", self._iterated),
+            (nn.Module, "__call__", self._called),
+            (Tensor, "backward", self._tensor_backward),
+            (torch.autograd, "backward", self._autograd_backward),
+            (torch, "compile", self._compiled),
+            (torch.amp.GradScaler, "scale", self._scaled),
+            *((owner, "clip_grad_norm_", self._norm_clipped) for owner in (torch.nn.utils, clip)),
+            *((owner, "clip_grad_value_", self._values_clipped) for owner in (torch.nn.utils, clip)),
+        ]
+
+    # What is made
+
+    def _optimizer_made(self, init: Callable[..., None]) -> Callable[..., None]:
+        def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            init(optimizer, *args, **kwargs)
+            self._optimizers.append(optimizer)
+            self.seen.made_with[id(optimizer)] = _rates(optimizer)
+
+        return made
+
+    def _scheduler_made(self, init: Callable[..., None]) -> Callable[..., None]:
+        def made(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+            init(scheduler, *args, **kwargs)
+            self.seen.schedulers.append(scheduler)
+
+        return made
+
+    def _loader_made(self, init: Callable[..., None]) -> Callable[..., None]:
+        def made(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+            init(loader, *args, **kwargs)
+            self.seen.loaders.append(loader)
+
+        return made
+
+    def _compiled(self, compile: Callable[..., Any]) -> Callable[..., Any]:
+        def as_it_is(model: Any = None, **kwargs: Any) -> Any:  # compiling is the study's to decide, and takes minutes
+            self.seen.compiled = True
+            return model if model is not None else lambda function: function
+
+        return as_it_is
+
+    def stop_at(self, module: ModuleType, replaced: contextlib.ExitStack) -> None:
+        """Have a Trainer's own loop end the watch where it would begin."""
+        trainer = vars(module)["Trainer"]
+        replaced.enter_context(_replaced(trainer, _TRAIN_THEMSELVES[module.__name__], self._handed_over))
+
+    def _handed_over(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        def handed(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            self.seen.handed = handed_over(trainer, args, kwargs)
+            raise Enough
+
+        return handed
+
+    # What is run
+
+    def _iterated(self, iterate: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def iterated(loader: DataLoader[Any]) -> Iterator[Any]:
+            return _Batches(iterate(loader), loader, self._fetch)
+
+        return iterated
+
+    def _fetch(self, loader: DataLoader[Any], batch: Any) -> None:
+        if self.seen.backward is None:
+            self._fetched.appendleft(Fetched(loader, copied(batch), RandomState.now()))
+        if torch.is_grad_enabled() and self._fetched and loader is self._fetched[0].loader:
+            self._num_samples += num_samples_in(batch)
+
+    def _called(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._depth == 0 and torch.is_grad_enabled() and module.training:
+                self._before_forward(module, args, kwargs)
+            self._depth += 1
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        return called
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self._in_step is None:
+            self._in_step = RandomState.now()
+        kind = next(module.parameters(), torch.empty(0)).device.type
+        if torch.is_autocast_enabled(kind):
+            self.seen.autocast = torch.get_autocast_dtype(kind)
+        trained = {id(p) for one in self._optimizers for group in one.param_groups for p in group["params"]}
+        if self.seen.backward is None and any(id(p) in trained for p in module.parameters()):
+            self._keep(_whole(unwrapped(module), trained))
+            if self.seen.called_with is None:
+                self.seen.called_with = copied((args, dict(kwargs)))
+
+    def _keep(self, module: nn.Module) -> None:
+        if id(module) not in self.seen.modules:
+            self.seen.modules[id(module)] = module
+            self.seen.parts[id(module)] = list(module.modules())
+            self.seen.parameters[id(module)] = list(module.parameters())
+            self.seen.pristine[id(module)] = copy.deepcopy(module, self._memo)
+
+    def _tensor_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        def called(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            self._backward(loss, lambda: backward(loss, *args, **kwargs))
+
+        return called
+
+    def _autograd_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+        def called(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            loss = tensors if isinstance(tensors, Tensor) else next(iter(tensors))
+            self._backward(loss, lambda: backward(tensors, *args, **kwargs))
+
+        return called
+
+    def _backward(self, loss: Tensor, run: Callable[[], None]) -> None:
+        places = tuple(_places(self.folder))
+        if not places:  # torch's own, within the one that the script has called
+            run()
+            return
+        self._num_backwards += 1
+        if self._num_backwards > MOST_BACKWARDS and not self._optimizers:
+            raise Enough
+        if self.seen.backward is not None:
+            run()
+            return
+        random = self._in_step or RandomState.now()
+        seen = Backward(loss, float(loss.detach()), places, tuple(self._fetched), random, self._scaled_by)
+        self.seen.backward = seen
+        parameters = [p for some in self.seen.parameters.values() for p in some]
+        before = {id(p): p.grad.clone() for p in parameters if p.grad is not None}
+        run()
+        for p in parameters:
+            if p.grad is not None:
+                seen.gradients[id(p)] = p.grad - before[id(p)] if id(p) in before else p.grad.clone()
+
+    def _scaled(self, scale: Callable[..., Any]) -> Callable[..., Any]:
+        def scaled(scaler: torch.amp.GradScaler, loss: Any) -> Any:
+            found = scale(scaler, loss)
+            self._scaled_by = scaler.get_scale()
+            return found
+
+        return scaled
+
+    def _norm_clipped(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+        def clipped(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+            self.seen.max_gradient_norm = float(max_norm)
+            return clip(parameters, max_norm, *args, **kwargs)
+
+        return clipped
+
+    def _values_clipped(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+        def clipped(*args: Any, **kwargs: Any) -> Any:
+            self.seen.clipped_values = True
+            return clip(*args, **kwargs)
+
+        return clipped
+
+    def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a step, and end the script at the last one that is looked at."""
+        has_closure = bool(args[1:]) or kwargs.get("closure") is not None
+        made = (optimizer, _rates(optimizer), self._num_backwards, self._num_samples, has_closure)
+        self.seen.steps.append(Step(*made))
+        self._num_backwards, self._num_samples, self._in_step = 0, 0, None
+        if len(self.seen.steps) == STEPS:
+            raise Enough
+
+
+class _Batches:
+    """An iterator over a loader's batches that tells of each."""
+
+    def __init__(self, batches: Iterator[Any], loader: DataLoader[Any], tell: Callable[[DataLoader[Any], Any], None]):
+        self._batches, self._loader, self._tell = batches, loader, tell
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._tell(self._loader, batch)
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+_TRAIN_THEMSELVES = {
+    "transformers.trainer": "train",
+    "lightning.pytorch.trainer.trainer": "fit",
+    "pytorch_lightning.trainer.trainer": "fit",
+}
+"""Where the Trainers are that have a loop of their own, and the method that begins it."""
+
+
+def handed_over(trainer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return what is studied of a Trainer: itself, of transformers; of Lightning what its `fit` was called with, and itself."""
+    if is_transformers_trainer(trainer):
+        return trainer
+    assert is_lightning_trainer(trainer)
+    names = ("model", "train_dataloaders", "val_dataloaders", "datamodule")
+    told = dict(zip(names, args, strict=False)) | dict(kwargs)
+    module = told["model"]
+    if (data := told.get("datamodule")) is not None or hasattr(data := told.get("train_dataloaders"), "setup"):
+        return (module, data, trainer)
+    if data is None:
+        return (module, module, trainer)
+    return (module, data, told.get("val_dataloaders"), trainer)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module in whatever runs it over several devices, or compiled."""
+    while type(module).__name__ in _WRAPPERS:
+        module = getattr(module, "module", None) or module._orig_mod  # type: ignore[assignment]
+    return module
+
+
+def _whole(module: nn.Module, trained: set[int]) -> nn.Module:
+    """Return the smallest module that has this one in it and all parameters that are trained, or this one where there is none: a script
+    may call a part of it, or one of its methods."""
+    if trained <= {id(p) for p in module.parameters()}:
+        return module
+    around = [
+        (sum(1 for _ in one.modules()), one)
+        for one in gc.get_objects()
+        if issubclass(type(one), nn.Module)  # isinstance asks the object, and some are there to warn
+        and type(one).__name__ not in _WRAPPERS
+        and any(part is module for part in one.modules())
+        and trained <= {id(p) for p in one.parameters()}
+    ]
+    return min(around, key=lambda pair: pair[0])[1] if around else module
+
+
+def copied(values: Any) -> Any:
+    """Return copies of the tensors and arrays in a batch or in arguments, and all else as it is."""
+    if isinstance(values, Tensor):
+        return values.detach().clone()
+    if isinstance(values, np.ndarray):
+        return values.copy()
+    if isinstance(values, tuple) and hasattr(values, "_fields"):
+        return type(values)(*map(copied, values))
+    if isinstance(values, list | tuple):
+        return type(values)(map(copied, values))
+    if isinstance(values, dict):
+        return {key: copied(value) for key, value in values.items()}
+    return copy.copy(values)  # a library's own kind of batch
+
+
+def num_samples_in(batch: Any) -> int:
+    """Return the length of the first dimension of what a batch holds; 0 where nothing has one."""
+    if isinstance(batch, Tensor | np.ndarray):
+        return int(batch.shape[0]) if batch.ndim else 0
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((size for size in map(num_samples_in, parts) if size), 0)
+
+
+def _rates(optimizer: Optimizer) -> tuple[float, ...]:
+    return tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+
+
+def _places(folder: Path) -> Iterator[Place]:
+    """Yield the script's own places that led here. None where torch called itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    if frame is not None and _module_of(frame).split(".")[0] == "torch":
+        return
+    while frame is not None and not _module_of(frame).startswith("batchscout.trainers.sources.watch"):
+        file = frame.f_code.co_filename
+        if not file.startswith("<") and (Path(file).parent == folder or not is_librarys(Path(file))):
+            names = dict(frame.f_locals), dict(frame.f_globals)
+            yield Place(file, _position(frame), frame.f_code.co_name, *names)
+        frame = frame.f_back
+
+
+def _position(frame: FrameType) -> tuple[int, int]:
+    """Return the line and the column of the call that a frame is in."""
+    line, _, column, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    return line or frame.f_lineno, column or 0
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

@@ -1,0 +1,173 @@
+"""Runs a script until its second optimizer step, and returns what a study takes of it. Once in a process: every run has its copies."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import importlib.util
+import io
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from batchscout.trainers.errors import raised_text, users_frame
+from batchscout.trainers.files import quoted
+from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
+from batchscout.trainers.sources.watch.loop import Loop
+from batchscout.trainers.sources.watch.observer import RandomState, Seen, observed
+from batchscout.trainers.sources.watch.refused import refused
+from batchscout.trainers.sources.watch.replay import NotReplayed, loss_of
+from batchscout.trainers.sources.watch.world import World
+
+LINES_KEPT = 5
+"""Of what a script has printed last."""
+
+
+def made(*, script: str, args: Sequence[str] = (), sums: bool = False) -> Any:
+    """Return what a script trains: a Trainer, what Lightning's `fit` was called with, or a Loop.
+
+    script: a file, or a module as `python -m` takes it. sums: whether its loss is the sum of those of its samples. Raises ValueError, in
+    the user's words, where it cannot be studied.
+    """
+    found = watched(script, tuple(args))
+    if isinstance(found, Loop):
+        return replace(found, sums=sums)
+    if is_transformers_trainer(found):
+        again = copy.copy(found)
+        again.model = copy.deepcopy(found.model)
+        return again
+    assert is_lightning_run(found)
+    return (copy.deepcopy(found[0]), *(found[0] if one is found[0] else one for one in found[1:]))
+
+
+@functools.lru_cache(maxsize=1)
+def watched(script: str, args: tuple[str, ...]) -> Any:
+    file, is_module = _file_of(script)
+    seen = _run(script, file, args, is_module=is_module)
+    if (reason := refused(seen)) is not None:
+        raise ValueError(reason)
+    if seen.handed is not None:
+        return seen.handed
+    loss = loss_of(seen)
+    if isinstance(loss, NotReplayed):
+        raise ValueError(
+            f"the loss of a batch could not be had from its loop ({loss.reason}); write it as package.module:callable, which takes "
+            "(module, batch) and returns (loss_sum, num_targets), and name model, data and loss in a study file (docs/own_model.md)"
+        )
+    _put_away(seen)
+    return Loop(seen, loss)
+
+
+def _file_of(script: str) -> tuple[Path, bool]:
+    """Return the file, and whether it is a module's."""
+    if (path := Path(script)).suffix == ".py" or path.is_file():
+        if not path.is_file():
+            raise ValueError(
+                f"there is no script {quoted(path)} in {quoted(Path.cwd())}; run from the directory that holds it"
+            )
+        return path.absolute(), False
+    found = importlib.util.find_spec(script)
+    if found is not None and found.submodule_search_locations is not None:
+        found = importlib.util.find_spec(f"{script}.__main__")
+    if found is None or found.origin is None:
+        raise ValueError(
+            f"there is neither a file nor a module '{script}'; check its spelling, or run from the directory that holds it"
+        )
+    return Path(found.origin), True
+
+
+def _run(script: str, file: Path, args: Sequence[str], *, is_module: bool) -> Seen:
+    """Run it as `python` would, and return what was seen. What it draws without a seed is the same in every process."""
+    drawn = RandomState.now()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    before = sys.modules.get("__main__")
+    main = types.ModuleType("__main__")
+    main.__file__ = str(file)
+    main.__dict__["__builtins__"] = __builtins__
+    if is_module:
+        main.__package__ = script.rpartition(".")[0] if file.name != "__main__.py" else script
+    with World(Path.cwd(), file.parent) as world, observed(file.parent) as seen:
+        sys.argv[:] = [str(file) if is_module else script, *args]
+        sys.path.insert(0, "" if is_module else str(file.parent))
+        sys.modules["__main__"] = main
+        try:
+            with _unheard(), _in_the_users_words(file, script):
+                exec(compile(file.read_bytes(), str(file), "exec"), main.__dict__)
+        finally:
+            drawn.put_back()
+            if before is not None:
+                sys.modules["__main__"] = before
+    if world.stopped is not None:
+        raise ValueError(world.stopped)
+    return seen
+
+
+class _Tail(io.TextIOBase):
+    """Keeps the last words of what is printed."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=LINES_KEPT)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str, /) -> int:
+        self.lines.extend(text.splitlines())
+        return len(text)
+
+    def __str__(self) -> str:
+        return "; ".join(line.strip() for line in self.lines if line.strip())
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Keep what a script prints to itself; an end that it has chosen is told with its last words."""
+    tail = _Tail()
+    with contextlib.redirect_stdout(tail), contextlib.redirect_stderr(tail):
+        try:
+            yield
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                said = ended.code if isinstance(ended.code, str) else str(tail)
+                raise ValueError(
+                    f"it ended before its second optimizer step: {said}; give it its arguments after its name"
+                ) from ended
+
+
+@contextlib.contextmanager
+def _in_the_users_words(file: Path, script: str) -> Iterator[None]:
+    """Raise ValueError for what a script raises, with its own line."""
+    try:
+        yield
+    except Exception as error:
+        place, line = users_frame(error)
+        raise ValueError(
+            f"it raised {raised_text(error)} (in {place}, line {line}) before its second optimizer step; run it by itself: python {script}"
+        ) from error
+
+
+def _put_away(seen: Seen) -> None:
+    """Give back the memory of what was watched: each run has weights of its own."""
+    assert seen.backward is not None
+    seen.backward.gradients.clear()
+    for step in seen.steps:
+        step.optimizer.state.clear()
+    for one in (p for some in seen.parameters.values() for p in some):
+        one.grad, one.data = None, one.data.cpu()
+    for module in seen.pristine.values():
+        module.cpu()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -1,0 +1,247 @@
+"""Which statements of a loop's body make the loss of a batch: read from the syntax tree at the line that calls `backward`. Pure."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+Loop = ast.For | ast.While
+_CHANGES_ITS_OWNER = ("append", "extend", "insert", "update", "add")
+"""Methods that add to the list, dictionary or set that they are called on."""
+
+
+@dataclass(frozen=True)
+class LossCode:
+    """The statements between a batch and its loss."""
+
+    statements: tuple[ast.stmt, ...]
+    loss: ast.expr
+    inputs: frozenset[str]
+    """The names that they read before they assign them, attributes of one as `self.model`."""
+    loop: Loop | None
+    """Whose body they are of; None where they are a function's from its beginning."""
+    changed: frozenset[str]
+    """What the whole body assigns anywhere: what is read here and assigned there later is carried from one batch to the next."""
+    assignments: tuple[ast.Assign, ...]
+    """Those of the whole function, in their order."""
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A body on the way to a line, the statement of it that leads there, and whose body it is."""
+
+    body: Sequence[ast.stmt]
+    place: int
+    owner: ast.AST
+
+    @property
+    def statement(self) -> ast.stmt:
+        return self.body[self.place]
+
+
+Position = tuple[int, int]
+"""A line, and a column in it."""
+
+
+def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[LossCode]:
+    """Yield the statements that make the loss at a place: those of the innermost loop around it, of each loop around that one, and of the
+    whole function. None where the loss is not to be seen there.
+
+    loss: the name that it has there; None where the place itself calls `backward`.
+    """
+    levels = _levels(tree, at)
+    expression = ast.Name(loss, ast.Load()) if loss else _backed(levels[-1].statement) if levels else None
+    if expression is None:
+        return
+    function = levels[0].owner
+    assignments = tuple(one for one in _walk_own(function) if isinstance(one, ast.Assign))
+    starts = [n for n, level in enumerate(levels) if isinstance(level.owner, Loop)]
+    for start in [*reversed(starts), *([] if starts[:1] == [0] else [0])]:
+        owner = levels[start].owner
+        before = _before(levels[start:])
+        kept, inputs = _needed(before, expression)
+        loop = owner if isinstance(owner, Loop) else None
+        changed = frozenset(_assigned(levels[start].body))
+        yield LossCode(tuple(kept), expression, frozenset(inputs), loop, changed, assignments)
+
+
+def _levels(tree: ast.Module, at: Position) -> list[_Level]:
+    """Return the bodies of the innermost function around a place, the outermost first."""
+    found, owner, body = list[_Level](), tree, tree.body
+    while (place := next((n for n, one in enumerate(body) if _spans(one, at)), None)) is not None:
+        found.append(_Level(body, place, owner))
+        owner = body[place]
+        body = next((inner for inner in _bodies(owner) if any(_spans(one, at) for one in inner)), [])
+    first = max((n for n, level in enumerate(found) if isinstance(level.owner, _FUNCTIONS)), default=0)
+    return found[first:]
+
+
+def _spans(statement: ast.stmt, at: Position) -> bool:
+    ends = (statement.end_lineno or statement.lineno, statement.end_col_offset or 0)
+    return (statement.lineno, statement.col_offset) <= at < ends
+
+
+def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for name in ("body", "orelse", "finalbody"):
+        yield getattr(statement, name, None) or []
+    for handler in getattr(statement, "handlers", ()):
+        yield handler.body
+    for case in getattr(statement, "cases", ()):
+        yield case.body
+
+
+def _backed(statement: ast.stmt) -> ast.expr | None:
+    """Return the expression whose gradient a statement takes: `loss` of `loss.backward()`, `scaler.scale(loss).backward()` and
+    `accelerator.backward(loss)`."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
+            return _unscaled(node.args[0] if node.args else node.func.value)
+    return None
+
+
+def _unscaled(loss: ast.expr) -> ast.expr:
+    is_scaled = isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale"
+    return loss.args[0] if isinstance(loss, ast.Call) and is_scaled and loss.args else loss
+
+
+def _before(levels: Sequence[_Level]) -> list[ast.stmt]:
+    """Return what runs before the last level's statement, from the beginning of the first one's body. Blocks on the way count as run
+    through: an `if` as true, a `with` without what it enters."""
+    return [one for level in levels for one in level.body[: level.place]]
+
+
+def _needed(statements: Sequence[ast.stmt], loss: ast.expr) -> tuple[list[ast.stmt], set[str]]:
+    """Return those that the loss is made by, and what these read before they assign it."""
+    kept, wanted = list[ast.stmt](), _read(loss)
+    for statement in reversed(statements):
+        if _assigned([statement]) & wanted or _added_to(statement) & wanted:
+            kept.append(statement)
+            wanted = _wanted_before(statement, wanted)
+    return kept[::-1], wanted
+
+
+def _wanted_before(statement: ast.stmt, wanted: set[str]) -> set[str]:
+    """Return what has to be there before a statement, for what is wanted after it."""
+    if isinstance(statement, ast.With):
+        for inner in reversed(statement.body):
+            wanted = _wanted_before(inner, wanted)
+        return wanted.union(*(_read(item.context_expr) for item in statement.items))
+    made = _assigned_for_sure(statement)
+    return {name for name in wanted if not any(name == one or name.startswith(f"{one}.") for one in made)} | _read(
+        statement
+    )
+
+
+def _read(node: ast.AST) -> set[str]:
+    """Return the names that are read, and of attributes both the whole and what it begins with."""
+    found = set[str]()
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Load) and (name := _dotted(one)):
+            found.add(name)
+        if isinstance(one, ast.AugAssign) and (name := _dotted(one.target)):
+            found.add(name)
+    return found - _local_to_comprehensions(node)
+
+
+def _local_to_comprehensions(node: ast.AST) -> set[str]:
+    targets = [one.target for one in ast.walk(node) if isinstance(one, ast.comprehension)]
+    arguments = {a.arg for one in ast.walk(node) if isinstance(one, ast.Lambda) for a in one.args.args}
+    return arguments | {name.id for one in targets for name in ast.walk(one) if isinstance(name, ast.Name)}
+
+
+def _dotted(node: ast.AST) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attribute):
+            return f"{before}.{attribute}" if (before := _dotted(value)) else ""
+        case _:
+            return ""
+
+
+def _assigned(statements: Iterable[ast.AST]) -> set[str]:
+    """Return what any of them assigns, in whatever branch of it; of `x[0] = 1`, x."""
+    found = set[str]()
+    for node in (one for statement in statements for one in [statement, *_walk_own(statement)]):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            owner = node
+            while isinstance(owner, ast.Subscript):
+                owner = owner.value
+            found.add(_dotted(owner))
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return found - {""}
+
+
+def _assigned_for_sure(statement: ast.stmt) -> set[str]:
+    """Return the names that have another value after a statement, whatever they had before."""
+    match statement:
+        case ast.Assign(targets=targets):
+            return {name for target in targets for name in _whole(target)}
+        case ast.AnnAssign(target=target, value=value):
+            return _whole(target) if value is not None else set()
+        case ast.With(body=body) | ast.Try(body=body):
+            entered = [item.optional_vars for item in getattr(statement, "items", ()) if item.optional_vars]
+            return {name for one in body for name in _assigned_for_sure(one)} | {n for t in entered for n in _whole(t)}
+        case ast.If(body=body, orelse=orelse):
+            both = [{name for one in branch for name in _assigned_for_sure(one)} for branch in (body, orelse)]
+            return both[0] & both[1]
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case _:
+            return set()
+
+
+def _whole(target: ast.expr) -> set[str]:
+    if isinstance(target, ast.Tuple | ast.List):
+        return {name for one in target.elts for name in _whole(one)}
+    if isinstance(target, ast.Starred):
+        return _whole(target.value)
+    return {_dotted(target)} - {""}
+
+
+def _added_to(statement: ast.stmt) -> set[str]:
+    """Return what a statement adds something to: `losses` of `losses.append(loss)`."""
+    calls = [one.func for one in ast.walk(statement) if isinstance(one, ast.Call)]
+    owners = [one.value for one in calls if isinstance(one, ast.Attribute) and one.attr in _CHANGES_ITS_OWNER]
+    return {_dotted(one) for one in owners} - {""}
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _walk_own(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is in a node, but for the insides of functions and classes in it."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            yield from _walk_own(child)
+
+
+def targets_of(loop: ast.For) -> set[str]:
+    """Return the names that a loop gives the values it goes through."""
+    return _whole(loop.target)
+
+
+def loops_around(tree: ast.Module, at: Position) -> list[Loop]:
+    """Return the loops of a function around a place, the innermost first."""
+    return [level.owner for level in reversed(_levels(tree, at)) if isinstance(level.owner, Loop)]
+
+
+def ends_at(loop: Loop) -> list[ast.expr]:
+    """Return what a loop's counter is compared with where the loop ends: in its head, and before each `break`."""
+    tests = [loop.test] if isinstance(loop, ast.While) else []
+    tests += [
+        one.test
+        for one in _walk_own(loop)
+        if isinstance(one, ast.If) and any(isinstance(s, ast.Break) for s in one.body)
+    ]
+    return [
+        node.comparators[0]
+        for test in tests
+        for node in ast.walk(test)
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq)
+    ]
