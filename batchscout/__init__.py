@@ -47,6 +47,7 @@ def find(
     loss: Any = None,
     lightning: Callable[[], Any] | None = None,
     transformers: Callable[[], Any] | None = None,
+    script: str | None = None,
     run_dir: str | Path | None = None,
     stages: Sequence[str | Mapping[str, Any]] | None = None,
     address: str | None = None,
@@ -60,6 +61,7 @@ def find(
     begins. train, val: map-style data sets, streams or DataLoaders. loss: as in a study file, or a callable loss(module, batch) ->
     (loss_sum, num_targets); None where the module returns these. lightning: instead of these four, a callable that returns
     (LightningModule, LightningDataModule), or with a Trainer as a third. transformers: likewise, one that returns a Trainer.
+    script: instead of all these, the command line of a script that trains, "train.py --lr 1e-3": it runs until its second optimizer step.
     run_dir: where the study lives; runs/<the script's name> if it is None. stages: their names, or keys; all five if it is None.
     address, fresh: as of `batchscout run`. quiet: no progress is shown. keys: any other key of a study file, such as
     memory_limit="8GiB" or optimizer={"lr": 1e-3}.
@@ -72,5 +74,5 @@ def find(
     from batchscout.orchestrator.find import Subject
     from batchscout.orchestrator.find import find as run  # loads torch and Ray
 
-    subject = Subject(model, train, val, loss, lightning, transformers)
+    subject = Subject(model, train, val, loss, lightning, transformers, script)
     return run(subject, run_dir=run_dir, stages=stages, address=address, fresh=fresh, quiet=quiet, **keys)

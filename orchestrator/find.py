@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from batchscout.orchestrator.config.load import study_of
 from batchscout.orchestrator.execution.code_shipping import import_from_here
+from batchscout.orchestrator.init.command import Command, command_in
 from batchscout.orchestrator.output.loaded import LoadedStudy, load
 from batchscout.orchestrator.run import run_study
 from batchscout.orchestrator.study.journal import replay
@@ -24,7 +26,7 @@ from batchscout.trainers.sources import objects
 
 @dataclass(frozen=True)
 class Subject:
-    """What a study is to be of: a model with its data, or a callable that makes an object that trains elsewhere."""
+    """What a study is to be of: a model with its data, a callable that makes an object that trains elsewhere, or a script."""
 
     model: Any = None
     train: Any = None
@@ -32,11 +34,12 @@ class Subject:
     loss: Any = None
     lightning: Callable[[], Any] | None = None
     transformers: Callable[[], Any] | None = None
+    script: str | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError where it is not one of them, and whole."""
         given = [name for name, value in vars(self).items() if value is not None]
-        makers = [name for name in ("lightning", "transformers") if name in given]
+        makers = [name for name in ("lightning", "transformers", "script") if name in given]
         if makers and len(given) > 1:
             raise ValueError(
                 f"find has {' and '.join(given)}; {makers[0]} stands for model, data and loss: give it alone"
@@ -44,11 +47,20 @@ class Subject:
         missing = [name for name in ("model", "train", "val") if name not in given]
         if not makers and missing:
             raise ValueError(
-                f"find lacks {', '.join(missing)}; give model, train and val, or lightning=make, or transformers=make_trainer"
+                f"find lacks {', '.join(missing)}; give model, train and val, or lightning=make, transformers=make_trainer, or "
+                'script="train.py"'
             )
+        if self.script is not None and self.command is None:
+            raise ValueError(f"find has script={self.script!r}, which names no script; give its command line, such as 'train.py --lr 1e-3'")
+
+    @property
+    def command(self) -> Command | None:
+        return command_in(shlex.split(self.script)) if self.script is not None else None
 
     def handed(self) -> dict[str, Any]:
-        """Return the objects that every rank must have."""
+        """Return the objects that every rank must have; none of a script, which each of them runs."""
+        if self.script is not None:
+            return {}
         if (make := self.lightning or self.transformers) is not None:
             return {"make": make}
         own_loss = {"loss": self.loss} if callable(self.loss) else {}
@@ -56,6 +68,8 @@ class Subject:
 
     def keys(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys of a study file that name the objects. kwargs: how they are found."""
+        if (command := self.command) is not None:
+            return {"from": {"script": command.script, "args": command.args}}
         for library in ("lightning", "transformers"):
             if getattr(self, library) is not None:
                 return {"from": {library: f"{objects.HERE}:make", "kwargs": kwargs}}
@@ -89,7 +103,7 @@ def find(
     import_from_here()
     with _leaving_nothing_of_what_is_refused(where, file := Path(kwargs["file"]), name):
         make_private_directory(where)
-        if not file.exists():
+        if handed and not file.exists():
             objects.keep(handed, file)
         config = study_of(tree, "what find was given", say=lambda told: print(f"batchscout: {told}", file=sys.stderr))
         ending = run_study(config, where, address, remeasure=fresh, quiet=quiet)

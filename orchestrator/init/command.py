@@ -4,30 +4,59 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "fabric", "lightning")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _MODULE = ("-m", "--module")
+_PROCESSES = re.compile(r"--(nproc[_-]per[_-]node|num[_-]processes|num[_-]gpus|nproc|devices)")
+_OF_TORCH = "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"
 
 
-def script_in(words: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the script, a file or a module, and its arguments; None where the words name none. All after the script's name is its own."""
+@dataclass(frozen=True)
+class Command:
+    """What a command line runs."""
+
+    script: str
+    """A file, or a module as `python -m` takes it."""
+    args: tuple[str, ...] = ()
+    """All after its name."""
+    num_processes: int = 1
+    """In which it trains together."""
+
+
+def command_in(words: Sequence[str]) -> Command | None:
+    """Return the script that these words run; None where they name none."""
     if not words:
         return None
     name = PurePath(words[0]).name
     if words[0] in _MODULE:
-        return (words[1], tuple(words[2:])) if len(words) > 1 else None
+        return _module(words[1:])
     if _PYTHON.fullmatch(name) or name in _LAUNCHERS:
         return _launched(words[1:])
-    return (words[0], tuple(words[1:])) if words[0].endswith(".py") else None
+    return Command(words[0], tuple(words[1:])) if words[0].endswith(".py") else None
 
 
-def _launched(words: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return the script behind a launcher's own words: the first file of Python, or what comes after `-m`."""
-    for place, word in enumerate(words):
-        if word in _MODULE:
-            return (words[place + 1], tuple(words[place + 2 :])) if place + 1 < len(words) else None
-        if word.endswith(".py"):
-            return word, tuple(words[place + 1 :])
-    return None
+def _module(words: Sequence[str]) -> Command | None:
+    if not words:
+        return None
+    return _launched(words[1:]) if words[0] in _OF_TORCH else Command(words[0], tuple(words[1:]))
+
+
+def _launched(words: Sequence[str]) -> Command | None:
+    """Return what comes after a launcher's own words: the first file of Python, or what `-m` names."""
+    place = next((n for n, word in enumerate(words) if word.endswith(".py") or word in _MODULE), None)
+    if place is None:
+        return None
+    found = _module(words[place + 1 :]) if words[place] in _MODULE else Command(words[place], tuple(words[place + 1 :]))
+    return found and replace(found, num_processes=found.num_processes * _num_processes(words[:place]))
+
+
+def _num_processes(words: Sequence[str]) -> int:
+    """Return how many processes a launcher starts, as far as its words say so."""
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        if _PROCESSES.fullmatch(name) and (value if equals else following).isdigit():
+            return int(value if equals else following)
+    return 1

@@ -7,10 +7,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchscout.orchestrator.init.command import Command
 from batchscout.orchestrator.init.kinds import Project
 from batchscout.orchestrator.init.reading import Class, Function, Module, read_module
 from batchscout.orchestrator.init.study_file import Machine, Written, written
@@ -57,16 +58,17 @@ class Started:
     """What else people should know."""
 
 
-def watch(script: str, args: Sequence[str], to: str | None, say: Callable[[str], None]) -> Started:
+def watch(command: Command, to: str | None, say: Callable[[str], None]) -> Started:
     """Run a script until its second optimizer step, and write a study file of what it trains. to: the file; study.yaml here if it is
     None. Raises ValueError where the file is there already, or the script cannot be studied; then nothing is written."""
     path = Path(to or "study.yaml")
     _refuse_to_overwrite(path)
-    say(f"running {script} until its second optimizer step")
+    say(f"running {command.script} until its second optimizer step")
     began = time.monotonic()
-    said = read_source(Source("script", script, {"args": list(args)}))
-    subject = WatchedSubject(script, tuple(args), said, time.monotonic() - began)
-    file = written(subject, _study_name(Path(script).stem.rpartition(".")[2]), path.name, _machine())
+    said = read_source(Source("script", command.script, {"args": list(command.args)}))
+    subject = WatchedSubject(command, said, time.monotonic() - began)
+    name = command.script if "/" not in command.script else Path(command.script).name
+    file = written(subject, _study_name(name.removesuffix(".py").rpartition(".")[2]), path.name, _machine())
     _write(path, file)
     return Started(path, subject, file.to_do, said.told)
 
@@ -186,7 +188,7 @@ def found_text(subject: Subject) -> str:
     match subject:
         case WatchedSubject():
             what = "\n".join(subject.said.taken)
-            return f"{subject.script} was watched until its second optimizer step ({subject.seconds:.0f} s):\n{what}"
+            return f"{subject.command.script} was watched until its second optimizer step ({subject.seconds:.0f} s):\n{what}"
         case FromSubject(is_there=True):
             return f"{subject.maker.target} ({subject.maker.where}) makes what the {subject.library} library trains: its model, data and loss are studied as they are."
         case FromSubject():

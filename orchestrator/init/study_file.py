@@ -69,7 +69,8 @@ def written(subject: Subject, name: str, file: str, machine: Machine, notes: tup
         "",
         f"name: {name}",
     ]
-    return Written("\n".join([*head, *keys, *_shared_keys(machine), *_stages(machine)]) + "\n", to_do)
+    ranks = subject.command.num_processes if isinstance(subject, WatchedSubject) else 1
+    return Written("\n".join([*head, *keys, *_shared_keys(machine, ranks), *_stages(machine)]) + "\n", to_do)
 
 
 _BY_READING = "from reading alone: nothing was run."
@@ -118,12 +119,18 @@ def _watched_keys(subject: WatchedSubject) -> Iterator[str]:
     yield ""
     yield from _comment(f"{_documentation('from')} What was found in this one:")
     yield from (f"#   {line}" for line in subject.said.taken)
-    args = f", args: {json.dumps(list(subject.args))}" if subject.args else ""
-    yield f"from: {{script: {json.dumps(subject.script)}{args}}}"
+    command = subject.command
+    args = f", args: {json.dumps(list(command.args))}" if command.args else ""
+    yield f"from: {{script: {json.dumps(command.script)}{args}}}"
     yield ""
     yield "# What it says of a study, which a key here comes before:"
     keys = {key: value for key, value in subject.said.keys.items() if key not in ("model", "data")}
     yield from (f"#   {line}" for line in yaml.safe_dump(keys, sort_keys=False, width=_WIDTH).splitlines())
+    if command.num_processes > 1:
+        batch = subject.said.keys["optimizer"]["reference_batch_size"]
+        yield ""
+        yield f"# It is launched as {command.num_processes} processes, each of which takes {batch} samples a step."
+        yield f"optimizer: {{reference_batch_size: {batch * command.num_processes}}}"
     yield ""
     yield from _length(subject.said.run_samples)
 
@@ -179,7 +186,7 @@ def _loss_lines(loss: LossFound) -> Iterator[str]:
         yield f"loss: {{type: {loss.type}, targets: {loss.targets}}}"
 
 
-def _shared_keys(machine: Machine) -> Iterator[str]:
+def _shared_keys(machine: Machine, num_ranks: int) -> Iterator[str]:
     yield ""
     yield from _key(
         "memory_limit",
@@ -187,7 +194,7 @@ def _shared_keys(machine: Machine) -> Iterator[str]:
         "" if machine.has_gpu else "a number, such as 1.5GiB, shows what a smaller machine would do",
     )
     yield ""
-    yield from _key("world_size", "1")
+    yield from _key("world_size", str(num_ranks), "as it is launched" if num_ranks > 1 else "")
 
 
 def _stages(machine: Machine) -> Iterator[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from batchscout.orchestrator.init.command import Command
 from batchscout.orchestrator.init.kinds import Kind, Project
 from batchscout.orchestrator.init.reading import Call, Class, Function, Module
 from batchscout.trainers.sources.settings import Settings
@@ -87,9 +88,7 @@ class OwnSubject:
 class WatchedSubject:
     """A script that has run until its second optimizer step."""
 
-    script: str
-    """The file, or the module, as the key `from` takes it."""
-    args: tuple[str, ...]
+    command: Command
     said: Settings
     seconds: float
     """How long that took."""

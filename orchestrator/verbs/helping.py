@@ -16,12 +16,12 @@ SCHEMAS = ("study", "status", "recommendation")
 def init(arguments: argparse.Namespace) -> int:
     """Write a commented study file. Of a script: it runs until its second optimizer step, and is looked at. Of a folder, or of what an import
     path names, nothing is run."""
-    from batchscout.orchestrator.init.command import script_in
+    from batchscout.orchestrator.init.command import command_in
     from batchscout.orchestrator.init.start import found_text, start, watch
 
     words = [*(["-m"] if arguments.is_module else []), arguments.what, *arguments.args]
-    if (script := script_in(words)) is not None:
-        done = watch(*script, arguments.to, say=lambda told: print(told, file=sys.stderr, flush=True))
+    if (command := command_in(words)) is not None:
+        done = watch(command, arguments.to, say=lambda told: print(told, file=sys.stderr, flush=True))
     elif arguments.args[:1] == ["--to"] and len(arguments.args) == 2:  # as it may be typed, too
         done = start(arguments.what, arguments.args[1])
     elif arguments.args:

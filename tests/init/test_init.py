@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator
 from batchscout import load
 from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.config.load import load_study
-from batchscout.orchestrator.init.command import script_in
+from batchscout.orchestrator.init.command import Command, command_in
 from batchscout.orchestrator.init.kinds import Kind
 from batchscout.orchestrator.init.start import read_folder, start
 from batchscout.orchestrator.init.study_file import PLACEHOLDER, Machine, written
@@ -421,20 +421,21 @@ def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("words", "script"),
+    ("words", "command"),
     [
-        ("train.py --lr 1", ("train.py", ("--lr", "1"))),
-        ("-m package.train --lr 1", ("package.train", ("--lr", "1"))),
-        ("python3 train.py -m x", ("train.py", ("-m", "x"))),
-        ("torchrun --nproc_per_node 4 train.py --lr 1", ("train.py", ("--lr", "1"))),
-        ("accelerate launch --mixed_precision bf16 -m package.train", ("package.train", ())),
+        ("train.py --lr 1", Command("train.py", ("--lr", "1"))),
+        ("-m package.train --lr 1", Command("package.train", ("--lr", "1"))),
+        ("python3 train.py -m x", Command("train.py", ("-m", "x"))),
+        ("torchrun --nproc_per_node 4 train.py --lr 1", Command("train.py", ("--lr", "1"), 4)),
+        ("python -m torch.distributed.run --nproc-per-node=2 -m a.train", Command("a.train", (), 2)),
+        ("accelerate launch --mixed_precision bf16 -m package.train", Command("package.train")),
         ("folder", None),
         ("my.module:make", None),
         ("torchrun", None),
     ],
 )
-def test_a_script_is_found_behind_whatever_launches_it(words: str, script: tuple[str, tuple[str, ...]] | None) -> None:
-    assert script_in(words.split()) == script
+def test_a_script_is_found_behind_whatever_launches_it(words: str, command: Command | None) -> None:
+    assert command_in(words.split()) == command
 
 
 def test_a_script_that_is_no_study_is_refused_and_nothing_is_written(

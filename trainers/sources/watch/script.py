@@ -25,6 +25,7 @@ from batchscout.trainers.files import quoted
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
 from batchscout.trainers.sources.watch.loop import Loop
 from batchscout.trainers.sources.watch.observer import RandomState, Seen, observed
+from batchscout.trainers.sources.watch.one_process import asks_for_a_launcher, one_process
 from batchscout.trainers.sources.watch.refused import refused
 from batchscout.trainers.sources.watch.replay import NotReplayed, loss_of
 from batchscout.trainers.sources.watch.world import World
@@ -53,7 +54,12 @@ def made(*, script: str, args: Sequence[str] = (), sums: bool = False) -> Any:
 @functools.lru_cache(maxsize=1)
 def watched(script: str, args: tuple[str, ...]) -> Any:
     file, is_module = _file_of(script)
-    seen = _run(script, file, args, is_module=is_module)
+    try:
+        seen = _run(script, file, args, is_module=is_module)
+    except ValueError as error:
+        if not asks_for_a_launcher(error.__cause__):
+            raise
+        seen = _run(script, file, args, is_module=is_module, launched=True)
     if (reason := refused(seen)) is not None:
         raise ValueError(reason)
     if seen.handed is not None:
@@ -86,7 +92,7 @@ def _file_of(script: str) -> tuple[Path, bool]:
     return Path(found.origin), True
 
 
-def _run(script: str, file: Path, args: Sequence[str], *, is_module: bool) -> Seen:
+def _run(script: str, file: Path, args: Sequence[str], *, is_module: bool, launched: bool = False) -> Seen:
     """Run it as `python` would, and return what was seen. What it draws without a seed is the same in every process."""
     drawn = RandomState.now()
     torch.manual_seed(0)
@@ -98,7 +104,7 @@ def _run(script: str, file: Path, args: Sequence[str], *, is_module: bool) -> Se
     main.__dict__["__builtins__"] = __builtins__
     if is_module:
         main.__package__ = script.rpartition(".")[0] if file.name != "__main__.py" else script
-    with World(Path.cwd(), file.parent) as world, observed(file.parent) as seen:
+    with World(Path.cwd(), file.parent) as world, one_process(launched=launched), observed(file.parent) as seen:
         sys.argv[:] = [str(file) if is_module else script, *args]
         sys.path.insert(0, "" if is_module else str(file.parent))
         sys.modules["__main__"] = main

@@ -290,6 +290,41 @@ def test_batches_of_a_call_become_a_stream_of_their_rows(folder: Path) -> None:
     assert next(iter(val))[0].shape == (8,)
 
 
+DISTRIBUTED = """
+import os
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DistributedSampler
+rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl")
+assert dist.is_initialized() and dist.get_world_size() == 1
+model = DDP(net, device_ids=[rank])
+sampler = DistributedSampler(train_loader.dataset)
+loader = DataLoader(train_loader.dataset, batch_size=6, sampler=sampler)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(5):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}])
+def test_a_script_for_several_processes_is_watched_as_one(
+    folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    loop = watched(folder, DISTRIBUTED)
+    assert keys_of(loop)["run_samples"] == 300
+    assert isinstance(model_of(loop).inner, nn.Sequential), "what wraps the module is the study's own"
+    assert not torch.distributed.is_initialized()
+
+
 REFUSED = {
     "two optimizers take turns": """
         other = nn.Linear(8, 1)

@@ -1,0 +1,72 @@
+"""A script that trains over several processes, watched as the first and only one of its run: the study has ranks of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed
+from torch import nn
+
+_OF_A_RANK = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}  # fmt: skip
+"""What a launcher tells each of its processes."""
+
+
+def asks_for_a_launcher(error: BaseException | None) -> bool:
+    """True if a script has raised this because it was not launched as one of several processes."""
+    return isinstance(error, KeyError) and error.args[:1] != () and error.args[0] in _OF_A_RANK
+
+
+class _Alone(nn.Module):
+    """In place of DistributedDataParallel: the module, of which there is no other copy."""
+
+    def __init__(self, module: nn.Module, *_: object, **__: object) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+_Alone.__name__ = "DistributedDataParallel"
+
+
+@contextlib.contextmanager
+def one_process(*, launched: bool) -> Iterator[None]:
+    """Within this, torch.distributed has one process, and no group unless the script makes one; what this process is a rank of is not to be
+    seen. launched: the environment is that of a launcher. The environment is put back by others."""
+    for name in _OF_A_RANK:
+        os.environ.pop(name, None)
+    if launched:
+        os.environ.update(_OF_A_RANK)
+    made = list[bool]()
+    stand_ins: dict[str, Any] = {
+        "init_process_group": lambda *_, **__: made.append(True),
+        "destroy_process_group": lambda *_, **__: made.clear(),
+        "is_initialized": lambda: bool(made),
+        "get_rank": lambda *_, **__: 0,
+        "get_world_size": lambda *_, **__: 1,
+        "barrier": lambda *_, **__: None,
+        "all_reduce": lambda *_, **__: None,
+        "broadcast": lambda *_, **__: None,
+    }
+    parallel = torch.nn.parallel
+    before = {name: getattr(torch.distributed, name) for name in stand_ins}
+    ddp = parallel.DistributedDataParallel
+    try:
+        for name, stand_in in stand_ins.items():
+            setattr(torch.distributed, name, stand_in)
+        parallel.DistributedDataParallel = parallel.distributed.DistributedDataParallel = _Alone  # type: ignore[assignment,misc]
+        yield
+    finally:
+        for name, original in before.items():
+            setattr(torch.distributed, name, original)
+        parallel.DistributedDataParallel = parallel.distributed.DistributedDataParallel = ddp
