@@ -20,11 +20,12 @@ from batchscout.trainers.model.adding_up import Fault, not_adding_up
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
+from batchscout.trainers.sources.lightning_fit import FORMS, fit_of
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.settings import Settings
 
 _WANTED = {
-    "lightning": "(LightningModule, LightningDataModule), with a Trainer as a third if there is one",
+    "lightning": FORMS,
     "transformers": "a Trainer of transformers, or an SFTTrainer of trl",
 }
 
@@ -52,6 +53,7 @@ def read(source: Source) -> Settings:
     """Make the object, and return what it says. Raises ValueError where it is none that can be honoured."""
     made = call_target("from", resolve(source.target), dict(source.kwargs))
     _check_kind(made, source.library)
+    made = fit_of(made) or made  # one for all that follows, which sets it up once
     module, loaders = module_of(made), loaders_of(made)
     assert module is not None
     assert loaders is not None
