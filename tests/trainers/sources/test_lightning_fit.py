@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from batchscout.trainers.before.prediction import predict
 from batchscout.trainers.before.read_source import read
 from batchscout.trainers.before.source import Source
 from batchscout.trainers.config import TrialConfig
@@ -453,6 +454,25 @@ def test_module_and_data_are_set_up_once_and_before_what_needs_them() -> None:
 
 def with_many_samples() -> Any:
     return Reads(), loader(100_000), loader(8), trainer(max_epochs=1)
+
+
+class Counted(Data):
+    """Looks at its samples, which the following with tensors that have shapes alone must not come across."""
+
+    def setup(self, stage: str) -> None:
+        self.length = int((samples(100_000).tensors[1] < 100).sum())
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return loader(self.length)
+
+
+def with_many_that_are_looked_at() -> Any:
+    return Reads(), Counted(), trainer(max_epochs=1)
+
+
+@pytest.mark.parametrize("make", [with_many_samples, with_many_that_are_looked_at])
+def test_samples_that_are_made_for_the_model_are_not_the_devices(make: Callable[[], Any]) -> None:
+    assert predict(trial(make)) == predict(trial(with_both_loaders))
 
 
 def test_once_the_optimizer_is_made_nothing_holds_the_data_any_more() -> None:
