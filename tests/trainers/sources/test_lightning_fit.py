@@ -7,6 +7,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from batchscout.orchestrator.find import Subject
 from batchscout.trainers.before.prediction import predict
 from batchscout.trainers.before.read_source import read
 from batchscout.trainers.before.source import Source
 from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.sources import objects
 from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups
 from batchscout.trainers.sources.lightning_fit import Fit, fit_of
 from tests.support.tiny import cpu_run
@@ -191,6 +194,19 @@ def alone_without_loaders() -> Any:
 def test_what_no_fit_is_called_with_is_refused_with_what_is(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         said_of(make)
+
+
+def test_objects_of_a_notebook_begin_anew_in_every_run(tmp_path: Path) -> None:
+    module, train, val, own = Module(), loader(), loader(8), trainer(max_epochs=1)
+    handed = Subject(lightning=lambda: (module, train, val, own)).handed()
+    kwargs = objects.kept_as(handed, tmp_path)
+    objects.keep(handed, Path(kwargs["file"]))
+    config = trial(objects.make, **kwargs)
+    for _ in range(2):
+        run = cpu_run(config)
+        assert torch.equal(cast(Any, run.module).inner.layer.weight, module.layer.weight)
+        run.step()
+        assert not torch.equal(cast(Any, run.module).inner.layer.weight, module.layer.weight)
 
 
 MADE_BEFORE = Module()
