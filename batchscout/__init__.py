@@ -60,8 +60,9 @@ def find(
     model: a callable that makes an nn.Module, so that each seed has weights of its own, or a module, with whose weights every run
     begins. train, val: map-style data sets, streams or DataLoaders. loss: as in a study file, or a callable loss(module, batch) ->
     (loss_sum, num_targets); None where the module returns these. lightning: instead of these four, a callable that returns
-    (LightningModule, LightningDataModule), or with a Trainer as a third. transformers: likewise, one that returns a Trainer.
-    script: instead of all these, the command line of a script that trains, "train.py --lr 1e-3": it runs until its second optimizer step.
+    (model, train_loader, val_loader) or (model, datamodule), and the Trainer last if there is one. transformers: likewise, one that
+    returns a Trainer. script: instead of all these, the command line of a script that trains, "train.py --lr 1e-3": it runs until its
+    second optimizer step.
     run_dir: where the study lives; runs/<the script's name> if it is None. stages: their names, or keys; all five if it is None.
     address, fresh: as of `batchscout run`. quiet: no progress is shown. keys: any other key of a study file, such as
     memory_limit="8GiB" or optimizer={"lr": 1e-3}.

@@ -51,7 +51,9 @@ class Subject:
                 'script="train.py"'
             )
         if self.script is not None and self.command is None:
-            raise ValueError(f"find has script={self.script!r}, which names no script; give its command line, such as 'train.py --lr 1e-3'")
+            raise ValueError(
+                f"find has script={self.script!r}, which names no script; give its command line, such as 'train.py --lr 1e-3'"
+            )
 
     @property
     def command(self) -> Command | None:

@@ -22,7 +22,8 @@ class From(Strict):
     callable anew, so that its model begins from the run's seed."""
 
     lightning: str | None = None
-    """A callable, as `package.module:callable`, that returns (LightningModule, LightningDataModule), or with a Trainer as a third."""
+    """A callable, as `package.module:callable`, that returns what Lightning's `Trainer.fit` is called with: (model, train_loader,
+    val_loader) or (model, datamodule), or (model,) if it has both loaders itself; with the Trainer as the last if there is one."""
     transformers: str | None = None
     """A callable, as `package.module:callable`, that returns a Trainer of transformers or an SFTTrainer of trl."""
     script: str | None = None

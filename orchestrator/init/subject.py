@@ -141,7 +141,7 @@ def _made_by(project: Project, module: Module, function: Function) -> FromSubjec
     kinds = project.kinds_made_by(function)
     if kinds == (Kind.TRAINER,):
         return FromSubject("transformers", place(module, function))
-    if len(kinds) in (2, 3) and kinds[0] is Kind.LIGHTNING_MODULE:
+    if len(kinds) in (2, 3, 4) and kinds[0] is Kind.LIGHTNING_MODULE:
         return FromSubject("lightning", place(module, function))
     return None
 
@@ -160,7 +160,7 @@ def _unmade(project: Project) -> Iterator[FromSubject]:
 def _lightning_to_write(project: Project, module: Module, one: Class) -> FromSubject:
     """Return a LightningModule with the function that is to return it with its data."""
     data = next(iter(project.classes_of(Kind.LIGHTNING_DATA)), None)
-    loaders = f"{data[1].name}()" if data else "FILL_IN_the_DataModule_or_a_train_loader()"
+    loaders = f"{data[1].name}()" if data else "FILL_IN_train_loader(), FILL_IN_val_loader()"
     lines = f"def make():\n    return {one.name}(), {loaders}"
     return FromSubject("lightning", replace(place(module, one, "make"), required=()), False, lines)
 

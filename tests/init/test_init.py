@@ -138,6 +138,19 @@ def test_a_lightning_module_that_nothing_returns_is_found_with_the_function_to_w
     assert subject.to_write == "def make():\n    return Net(), Digits()"
 
 
+@pytest.mark.parametrize(
+    "returned", ["Net(), loader()", "Net(), loader(), loader()", "Net(), loader(), loader(), Trainer()"]
+)
+def test_a_function_that_returns_what_lightnings_fit_is_called_with_is_found(returned: str, tmp_path: Path) -> None:
+    project(
+        tmp_path,
+        train=LIGHTNING + f"class Net(L.LightningModule): pass\ndef both():\n    return {returned}\n",
+    )
+    subject = found(tmp_path)
+    assert isinstance(subject, FromSubject)
+    assert (subject.is_there, subject.maker.target) == (True, "train:both")
+
+
 def test_a_function_that_makes_a_model_of_transformers_is_taken_for_the_model(tmp_path: Path) -> None:
     build = (
         "from transformers import AutoModelForCausalLM\ndef build():\n    return AutoModelForCausalLM.from_config(1)\n"
@@ -151,7 +164,7 @@ def test_of_two_lightning_modules_the_named_one_is_taken(home: Path) -> None:
     project(home, train=LIGHTNING + "class A(L.LightningModule): pass\nclass B(L.LightningModule): pass\n")
     done = start("train:B", None)
     assert isinstance(done.subject, FromSubject)
-    assert done.subject.to_write.startswith("def make():\n    return B(), ")
+    assert done.subject.to_write == "def make():\n    return B(), FILL_IN_train_loader(), FILL_IN_val_loader()"
 
 
 def test_a_trainer_made_by_a_script_itself_is_found_with_the_function_to_write(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -31,6 +31,14 @@ class LiveBytes(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._until_exit.close()
+
+    def only(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Begin anew, with these tensors alone of all that was made so far."""
+        self.timeline.clear()
+        self._bytes_of.clear()
+        self._now = 0
+        for tensor in tensors:
+            self._see(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -59,7 +67,7 @@ class LiveBytes(TorchDispatchMode):
             self._bytes_of[storage._cdata] = storage.nbytes()
 
     def _forget(self, address: int) -> None:
-        self._now -= self._bytes_of.pop(address)
+        self._now -= self._bytes_of.pop(address, 0)
 
 
 @contextlib.contextmanager

@@ -146,12 +146,17 @@ def live_bytes(config: TrialConfig, train_set: Any, sample: Any) -> list[float]:
         no_collection(),
         LiveBytes() as live,
     ):
-        _two_steps(config, train_set, sample, mesh, head_name)
+        _two_steps(config, train_set, sample, mesh, head_name, live)
     return live.timeline
 
 
 def _two_steps(
-    config: TrialConfig, train_set: Any, sample: Any, mesh: DeviceMesh | None, head_name: str | None
+    config: TrialConfig,
+    train_set: Any,
+    sample: Any,
+    mesh: DeviceMesh | None,
+    head_name: str | None,
+    live: LiveBytes,
 ) -> None:
     """Allocate what `Run` allocates, from the same pieces.
 
@@ -160,6 +165,8 @@ def _two_steps(
     """
     with NumbersAre(0):
         module = build_model(config.model, train_set).train()
+    if config.model.target == config.data.target:  # it has made the samples, too, and these are not the device's
+        live.only([*module.parameters(), *module.buffers()])
     if not config.dropout:
         switch_off_dropout(module)
     loss = with_knobs(module, config, head_name)

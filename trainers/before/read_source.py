@@ -20,12 +20,13 @@ from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_u
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
+from batchscout.trainers.sources.lightning_fit import FORMS, fit_of
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.sources.watch.loop import Loop
 
 _WANTED = {
-    "lightning": "(LightningModule, LightningDataModule), with a Trainer as a third if there is one",
+    "lightning": FORMS,
     "transformers": "a Trainer of transformers, or an SFTTrainer of trl",
 }
 
@@ -54,6 +55,7 @@ def read(source: Source) -> Settings:
     target, kwargs = source.made_by
     made = call_target("from", resolve(target), kwargs)
     _check_kind(made, source.library)
+    made = fit_of(made) or made  # one for all that follows, which sets it up once
     module, loaders = module_of(made), loaders_of(made)
     assert module is not None
     assert loaders is not None

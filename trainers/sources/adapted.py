@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from batchscout.trainers.sources import of_lightning, of_transformers
-from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
+from batchscout.trainers.sources.kinds import is_transformers_trainer
+from batchscout.trainers.sources.lightning_fit import fit_of
 from batchscout.trainers.sources.of_lightning import OfLightning
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.settings import Settings
@@ -17,8 +18,8 @@ from batchscout.trainers.sources.watch.loop import Loop, OfLoop
 
 def module_of(found: Any) -> nn.Module | None:
     """Return the module that trains as the object would; None of anything else. Raises ValueError where that would be a guess."""
-    if is_lightning_run(found):
-        return OfLightning(found[0])
+    if (fit := fit_of(found)) is not None:
+        return OfLightning(fit)
     if isinstance(found, Loop):
         return OfLoop(found)
     return OfTrainer(found) if is_transformers_trainer(found) else None
@@ -26,8 +27,8 @@ def module_of(found: Any) -> nn.Module | None:
 
 def loaders_of(found: Any) -> tuple[Any, Any] | None:
     """Return the DataLoaders (train, val) of the object; None of anything else."""
-    if is_lightning_run(found):
-        return of_lightning.loaders_of(found)
+    if (fit := fit_of(found)) is not None:
+        return fit.loaders()
     if isinstance(found, Loop):
         return found.loaders
     return of_transformers.loaders_of(found) if is_transformers_trainer(found) else None
@@ -35,8 +36,8 @@ def loaders_of(found: Any) -> tuple[Any, Any] | None:
 
 def settings_of(found: Any, train_loader: Any) -> Settings:
     """Return what the object, which is one of these, says of a study."""
-    if is_lightning_run(found):
-        return of_lightning.settings(found, train_loader)
+    if (fit := fit_of(found)) is not None:
+        return of_lightning.settings(fit, train_loader)
     if isinstance(found, Loop):
         return of_script.settings(found)
     return of_transformers.settings(found)
@@ -49,4 +50,4 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     if isinstance(model, OfLoop):
         return of_script.groups(model)
     assert isinstance(model, OfLightning), f"the groups of a {type(model).__name__} are not known"
-    return of_lightning.groups(model.inner)
+    return of_lightning.groups(model)

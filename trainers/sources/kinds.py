@@ -27,8 +27,8 @@ def is_transformers_trainer(found: object) -> bool:
 
 
 def is_lightning_run(found: object) -> bool:
-    """True of (LightningModule, where its loaders are), with a Trainer as a third where there is one."""
-    return isinstance(found, tuple) and len(found) in (2, 3) and is_lightning_module(found[0])
+    """True of a tuple that begins with a LightningModule, as what its Trainer's `fit` is called with does."""
+    return isinstance(found, tuple) and bool(found) and is_lightning_module(found[0])
 
 
 def is_overridden(found: object, method: str, libraries: tuple[str, ...]) -> bool:

@@ -74,13 +74,18 @@ def data(*, file: str, digests: Mapping[str, str]) -> tuple[Any, Any]:
 
 
 def make(*, file: str, digests: Mapping[str, str]) -> Any:
-    """Return what the callable that was handed over makes: a Trainer, or (LightningModule, its data)."""
-    return _read(file)["make"]()
+    """Return what the callable that was handed over makes: a Trainer, or what a LightningModule's `fit` is called with. What a notebook
+    has made before and the callable only returns is another each time, and begins anew."""
+    return _read_anew(file)["make"]()
 
 
 @functools.lru_cache(maxsize=1)
 def _read(file: str) -> Mapping[str, Any]:
     """The file is named after its digests, and never another's."""
+    return _read_anew(file)
+
+
+def _read_anew(file: str) -> Mapping[str, Any]:
     try:
         return torch.load(
             file, map_location="cpu", weights_only=False, mmap=True

@@ -9,9 +9,11 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from batchscout.trainers.errors import LossFault
 from batchscout.trainers.sources.kinds import LIGHTNING, is_lightning_trainer, is_overridden, library_of
+from batchscout.trainers.sources.lightning_fit import Fit
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
 from batchscout.trainers.sources.settings import Settings, num_samples_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
@@ -41,13 +43,15 @@ _PRECISIONS = {
 class OfLightning(TakesBatch):
     """inner: the LightningModule. Called with a batch, it returns what training_step returns for it."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, fit: Fit) -> None:
         """Raises ValueError where the module trains in a way that a study would have to guess."""
         super().__init__()
+        inner = fit.module
         _refuse_what_cannot_be_honoured(inner)
-        if is_overridden(inner, "configure_model", LIGHTNING):
-            inner.configure_model()
+        fit.set_up_module()
         self.inner = inner
+        self.fit: Fit | None = fit if fit.trainer is not None else Fit(inner, None)
+        """What its optimizer is configured by: the data only where a Trainer may be asked of it. None once that is done."""
         inner.log = inner.log_dict = _not_logged  # there is no Trainer to take it
         self.batch_idx = 0
         """What training_step is told: the loss does not depend on it (see steps.py)."""
@@ -70,6 +74,11 @@ def _not_logged(*args: object, **kwargs: object) -> None:
 
 def _refuse_what_cannot_be_honoured(module: Any) -> None:
     name = type(module).__name__
+    if vars(module).get("log") is _not_logged:
+        raise ValueError(
+            f"the callable returned a {name} that it had returned before, and a run would go on with the weights of another; make the module "
+            "within the callable, so that each run has one of its own"
+        )
     if not getattr(module, "automatic_optimization", True):
         raise ValueError(
             f"{name} has automatic_optimization = False: it steps its optimizers itself, so no study could change its batch or its "
@@ -87,29 +96,17 @@ def _refuse_what_cannot_be_honoured(module: Any) -> None:
         )
 
 
-def loaders_of(found: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return the DataLoaders (train, val) of (module, where they are)."""
-    source = found[1]
-    for hook in ("prepare_data", "setup"):
-        if source is not found[0] or is_overridden(source, hook, LIGHTNING):
-            getattr(source, hook)(*(["fit"] if hook == "setup" else []))
-    loaders = source.train_dataloader(), source.val_dataloader()
-    for kind, loader in zip(("train", "val"), loaders, strict=True):
-        if isinstance(loader, list | tuple | dict) or type(loader).__name__ == "CombinedLoader":
-            raise ValueError(
-                f"{type(source).__name__}.{kind}_dataloader returned a {type(loader).__name__} of several loaders, and a study measures "
-                "one set; return one DataLoader"
-            )
-    return loaders
+def groups(model: OfLightning) -> list[dict[str, Any]]:
+    """Return the groups that its module configures. Asked for once: the data that this takes is let go, as it may fill the memory that
+    is then measured."""
+    fit, model.fit = model.fit, None
+    assert fit is not None, "an optimizer is made once"
+    return groups_of(_configured(fit)[0])
 
 
-def groups(module: nn.Module) -> list[dict[str, Any]]:
-    return groups_of(_configured(module)[0])
-
-
-def _configured(module: Any) -> tuple[Optimizer, Any]:
+def _configured(fit: Fit) -> tuple[Optimizer, Any]:
     """Return the optimizer that a module configures, and its schedule or None."""
-    found: Any = module.configure_optimizers()
+    found: Any = fit.called(fit.module, "configure_optimizers")
     if isinstance(found, dict):
         return found["optimizer"], _schedule_in(found.get("lr_scheduler"))
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
@@ -118,7 +115,7 @@ def _configured(module: Any) -> tuple[Optimizer, Any]:
         optimizers, schedules = [found] if isinstance(found, Optimizer) else list(found or ()), []
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
         raise ValueError(
-            f"{type(module).__name__}.configure_optimizers returned {len(optimizers)} optimizers, and a study changes the learning rate of "
+            f"{type(fit.module).__name__}.configure_optimizers returned {len(optimizers)} optimizers, and a study changes the learning rate of "
             "one; return a single one, with a parameter group for each part of the model"
         )
     return optimizers[0], _schedule_in(schedules[0]) if schedules else None
@@ -128,12 +125,12 @@ def _schedule_in(told: Any) -> Any:
     return told.get("scheduler") if isinstance(told, dict) else told
 
 
-def settings(found: tuple[Any, ...], train_loader: Any) -> Settings:
+def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     """Return what a LightningModule, its loader and, where there is one, its Trainer say."""
-    module, trainer = found[0], found[2] if len(found) == 3 else None
-    optimizer, schedule = _configured(module)
+    trainer = fit.trainer
+    optimizer, schedule = _configured(fit)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(optimizer) | {"max_gradient_norm": None}}
-    told = [*_schedule(schedule, keys), *_told_of(module)]
+    told = [*_schedule(schedule, keys), *_told_of(fit.module)]
     batch, run_samples = train_loader.batch_size or 1, None
     if trainer is not None:
         told += _of_trainer(trainer, keys)

@@ -30,13 +30,15 @@ def _kind(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def rate_of(group: Mapping[str, Any]) -> float:
-    """Return the learning rate that a group was made with; a schedule has lowered it already."""
-    return float(group.get("initial_lr", group["lr"]))
+    """Return the learning rate that a group was made with, or that OneCycleLR is to reach; a schedule has lowered it already."""
+    return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
 
 
 _KEYS = ("lr", "betas", "eps", "weight_decay", "momentum")
 _OF_SPEED = ("fused", "foreach", "capturable", "differentiable")
 """Arguments that change how fast a step is computed, and not what: the study chooses these itself."""
+_MOMENTUM = ("betas", "momentum")
+"""What a schedule that goes up and down moves, too: its groups say so."""
 
 
 def _further(optimizer: Optimizer) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
             **{
                 key: value
                 for key, value in group.items()
-                if key in optimizer.defaults and _is_its_own(key, value, optimizer)
+                if key in optimizer.defaults and _is_its_own(key, group, optimizer)
             },
             **({"lr": rate_of(group)} if len(rates) > 1 else {}),
         }
@@ -82,6 +84,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def _is_its_own(key: str, value: object, optimizer: Optimizer) -> bool:
+def _is_its_own(key: str, group: Mapping[str, Any], optimizer: Optimizer) -> bool:
     of_the_study = decay_of(optimizer) if key == "weight_decay" else optimizer.defaults[key]
-    return key not in ("lr", *_OF_SPEED) and value != of_the_study
+    of_its_schedule = _MOMENTUM if "max_momentum" in group else ()
+    return key not in ("lr", *_OF_SPEED, *of_its_schedule) and group[key] != of_the_study

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
 from batchscout.trainers.sources.kinds import is_lightning_module
+from batchscout.trainers.sources.lightning_fit import having
 from batchscout.trainers.sources.of_lightning import OfLightning
 from batchscout.trainers.sources.of_transformers import OfTrainer
 
@@ -27,21 +27,11 @@ def at_step(module: nn.Module, number: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if isinstance(module, OfTrainer):
             for name in ("global_step", "epoch"):
-                stack.enter_context(_as(module.trainer.state, name, number))
+                stack.enter_context(having(module.trainer.state, name, number))
         if isinstance(module, OfLightning):
-            stack.enter_context(_as(module, "batch_idx", number))
+            stack.enter_context(having(module, "batch_idx", number))
         for part in module.modules():
             if is_lightning_module(part):  # they are properties
                 told = {"global_step": number, "current_epoch": number}
-                stack.enter_context(_as(part, "__class__", type(type(part).__name__, (type(part),), told)))
+                stack.enter_context(having(part, "__class__", type(type(part).__name__, (type(part),), told)))
         yield
-
-
-@contextlib.contextmanager
-def _as(owner: Any, name: str, value: object) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -21,6 +21,7 @@ from batchscout.trainers.criteria import MeanLoss
 from batchscout.trainers.data.samples import loaded
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.sources.adapted import module_of, param_groups
+from batchscout.trainers.sources.lightning_fit import Fit
 from batchscout.trainers.sources.of_lightning import OfLightning
 from tests.support.map_style import map_style
 from tests.support.tiny import cpu_run
@@ -133,7 +134,7 @@ def test_what_module_loader_and_trainer_say_becomes_the_studys_keys() -> None:
 
 
 def test_groups_keep_what_sets_them_apart() -> None:
-    (first, last) = param_groups(OfLightning(Module()))
+    (first, last) = param_groups(OfLightning(Fit(Module(), Data())))
     assert {key: value for key, value in first.items() if key != "params"} == {"lr": 1e-2}
     assert {key: value for key, value in last.items() if key != "params"} == {"lr": 5e-3, "weight_decay": 0.0}
 
@@ -267,7 +268,7 @@ def several_loaders() -> Any:
         (in_half, "the Trainer's precision is bf16-true, and a study takes 32, 32-true, bf16, bf16-mixed, 16, 16-mixed; choose"),
         (averaging, "has the callback StochasticWeightAveraging, which changes the training, and a study would train without it"),
         (with_a_callback_of_ones_own, "the Trainer's callback ReplacesWeights has on_before_optimizer_step, which may change the gradient"),
-        (module_alone, r"returned Module; return \(LightningModule, LightningDataModule\), with a Trainer as a third if there is one"),
+        (module_alone, r"returned Module; return what Trainer.fit is called with, \(model, train_loader, val_loader\) or \(model, datamodule\)"),
         (chosen_by_weight, "chooses its samples by a WeightedRandomSampler, and every batch of a study must see the same samples"),
         (several_loaders, "Several.val_dataloader returned a list of several loaders, and a study measures one set; return one DataLoader"),
     ],
@@ -309,7 +310,7 @@ class LogsSometimes(Annealed):
 
 @pytest.mark.parametrize("kind", [Annealed, ByEpoch, OnceInSixteen, LogsSometimes, Module])
 def test_a_loss_that_changes_with_the_steps_is_told_and_one_that_only_looks_at_them_is_not(kind: type[Module]) -> None:
-    module, batch = OfLightning(kind()), (torch.ones(2, 4), torch.zeros(2))
+    module, batch = OfLightning(Fit(kind(), Data())), (torch.ones(2, 4), torch.zeros(2))
     said = changing_with_steps(module, loss_function(MeanLoss()), batch, torch.device("cpu"))
     assert (said is None) == (kind in (LogsSometimes, Module))
     assert said is None or re.match(

@@ -47,3 +47,12 @@ def test_a_group_says_what_sets_it_apart_and_its_rate_before_any_schedule() -> N
     ]
     assert optimizer_keys(optimizer)["weight_decay"] == 0.3, "the study's own, which it may change"
     assert optimizer_keys(optimizer)["lr"] == 0.1
+
+
+def test_of_a_cycle_it_says_the_highest_rate_and_the_momentum_without_it() -> None:
+    first, last = parameters()
+    optimizer = torch.optim.AdamW([{"params": [first]}, {"params": [last]}], lr=1.0, betas=(0.8, 0.9))
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.02], total_steps=10)
+    assert groups_of(optimizer) == [{"params": [first], "lr": 0.1}, {"params": [last], "lr": 0.02}]
+    assert optimizer_keys(optimizer)["lr"] == 0.1
+    assert optimizer_keys(optimizer)["betas"] == [0.8, 0.9]

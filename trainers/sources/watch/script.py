@@ -48,7 +48,8 @@ def made(*, script: str, args: Sequence[str] = (), sums: bool = False) -> Any:
         again.model = copy.deepcopy(found.model)
         return again
     assert is_lightning_run(found)
-    return (copy.deepcopy(found[0]), *(found[0] if one is found[0] else one for one in found[1:]))
+    module = copy.deepcopy(found[0])
+    return tuple(module if one is found[0] else one for one in found)
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,0 +1,505 @@
+"""What people call Trainer.fit with is taken as it is; module and data are set up, and asked, as Lightning does before the first step."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from batchscout.orchestrator.find import Subject
+from batchscout.trainers.before.prediction import predict
+from batchscout.trainers.before.read_source import read
+from batchscout.trainers.before.source import Source
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.sources import objects
+from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups
+from batchscout.trainers.sources.lightning_fit import Fit, fit_of
+from tests.support.tiny import cpu_run
+
+L = pytest.importorskip("lightning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning")]  # Lightning's own, of few workers
+HERE = __name__
+
+
+def samples(count: int) -> TensorDataset:
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(x, x.sum(1))
+
+
+def loader(count: int = 33) -> DataLoader[Any]:
+    return DataLoader(samples(count), batch_size=4, shuffle=True)
+
+
+class Module(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        return F.mse_loss(self.layer(x).squeeze(-1), y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self) -> DataLoader[Any]:
+        return loader()
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return loader(8)
+
+
+class WithLoaders(Module):
+    train_dataloader, val_dataloader = Data.train_dataloader, Data.val_dataloader  # pyright: ignore[reportAssignmentType]
+
+
+def trainer(**arguments: Any) -> Any:
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return L.Trainer(accelerator="cpu", **dict.fromkeys(quiet, False), **arguments)
+
+
+def said_of(make: Callable[[], Any]) -> Any:
+    return read(Source("lightning", f"{HERE}:{make.__name__}", {}))
+
+
+def trial(make: Callable[..., Any], **kwargs: Any) -> TrialConfig:
+    place = {"target": f"{make.__module__}:{make.__name__}", "kwargs": kwargs}
+    groups = "batchscout.trainers.sources.adapted:param_groups"
+    optimizer = {"type": "sgd", "betas": [0.0, 0.0], "param_groups": groups, "max_gradient_norm": None}
+    shared = {"micro_batch_size": 4, "learning_rate": 0.1, "sample_budget": 16, "compile": False, "statistics": False}
+    loss = {"type": "mean", "over": "targets"}
+    return TrialConfig.model_validate(
+        {
+            "model": place,
+            "data": place,
+            "loss": loss,
+            "optimizer": optimizer,
+            "schedule": {"type": "constant"},
+            **shared,
+        }
+    )
+
+
+# Its forms
+
+
+def with_data() -> Any:
+    return Module(), Data()
+
+
+def with_both_loaders() -> Any:
+    return Module(), loader(), loader(8)
+
+
+def with_a_pair_of_loaders() -> Any:
+    return Module(), (loader(), loader(8))
+
+
+def with_loaders_and_trainer() -> Any:
+    return Module(), loader(), loader(8), trainer(max_epochs=2, accumulate_grad_batches=2)
+
+
+def with_a_pair_and_trainer() -> Any:
+    return Module(), (loader(), loader(8)), trainer(max_epochs=2, accumulate_grad_batches=2)
+
+
+def with_data_of_sets() -> Any:
+    return Module(), L.LightningDataModule.from_datasets(samples(33), val_dataset=samples(8), batch_size=4)
+
+
+def with_itself() -> Any:
+    module = WithLoaders()
+    return module, module
+
+
+def by_itself() -> Any:
+    return (WithLoaders(),)
+
+
+def by_itself_with_trainer() -> Any:
+    return WithLoaders(), trainer(max_epochs=2, accumulate_grad_batches=2)
+
+
+FORMS = [
+    with_both_loaders, with_a_pair_of_loaders, with_loaders_and_trainer, with_a_pair_and_trainer, with_data_of_sets, with_itself,
+    by_itself, by_itself_with_trainer,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", FORMS)
+def test_in_each_form_the_same_module_and_samples_are_the_same_study(make: Callable[[], Any]) -> None:
+    said, run, usual = said_of(make), cpu_run(trial(make)), cpu_run(trial(with_data))
+    has_trainer = "trainer" in make.__name__
+    assert said.keys["optimizer"]["reference_batch_size"] == (8 if has_trainer else 4)
+    assert said.run_samples == (66 if has_trainer else None)
+    for _ in range(2):
+        run.step()
+        usual.step()
+    assert all(map(torch.equal, run.module.state_dict().values(), usual.module.state_dict().values()))
+
+
+def without_validation() -> Any:
+    return Module(), loader()
+
+
+def with_none() -> Any:
+    return Module(), loader(), None
+
+
+def with_sets() -> Any:
+    return Module(), samples(33), samples(8)
+
+
+def with_two_validation_loaders() -> Any:
+    return Module(), loader(), [loader(8), loader(8)]
+
+
+def with_something_else() -> Any:
+    return Module(), loader(), loader(8), 3
+
+
+def with_training_data_alone() -> Any:
+    return Module(), L.LightningDataModule.from_datasets(samples(33), batch_size=4)
+
+
+def alone_without_loaders() -> Any:
+    return (Module(),)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (without_validation, r"returned \(Module, DataLoader\); return what Trainer.fit is called with, \(model, train_loader, val_loader\)"),
+        (with_none, r"its val_loader is None, and a study makes its batches of the samples that a DataLoader reads; return torch.utils"),
+        (with_sets, r"its train_loader is a TensorDataset, and a study makes its batches .*; return torch.utils.data.DataLoader\(samples, b"),
+        (with_two_validation_loaders, r"its val_loader is a list of several loaders, and a study measures one set; return one DataLoader"),
+        (with_something_else, r"returned \(Module, DataLoader, DataLoader, int\); return what .*; with the Trainer as the last if there is"),
+        (with_training_data_alone, r"LightningDataModule has no val_dataloader, and a study trains on one set and .*; write it, or return \(m"),
+        (alone_without_loaders, r"Module has no train_dataloader, .*; write it, or return \(model, train_loader, val_loader\)"),
+    ],
+)  # fmt: skip
+def test_what_no_fit_is_called_with_is_refused_with_what_is(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        said_of(make)
+
+
+def test_objects_of_a_notebook_begin_anew_in_every_run(tmp_path: Path) -> None:
+    module, train, val, own = Module(), loader(), loader(8), trainer(max_epochs=1)
+    handed = Subject(lightning=lambda: (module, train, val, own)).handed()
+    kwargs = objects.kept_as(handed, tmp_path)
+    objects.keep(handed, Path(kwargs["file"]))
+    config = trial(objects.make, **kwargs)
+    for _ in range(2):
+        run = cpu_run(config)
+        assert torch.equal(cast(Any, run.module).inner.layer.weight, module.layer.weight)
+        run.step()
+        assert not torch.equal(cast(Any, run.module).inner.layer.weight, module.layer.weight)
+
+
+MADE_BEFORE = Module()
+
+
+def of_another_run() -> Any:
+    return MADE_BEFORE, loader(), loader(8)
+
+
+def test_a_module_that_another_run_has_trained_is_refused() -> None:
+    module_of(of_another_run())
+    with pytest.raises(ValueError, match=r"returned a Module that it had returned before, .*; make the module within"):
+        module_of(of_another_run())
+
+
+# What it reads of its Trainer
+
+READ = ("max_epochs", "max_steps", "estimated_stepping_batches", "num_training_batches", "accumulate_grad_batches")
+
+
+class Reads(Module):
+    """Notes what its Trainer says."""
+
+    def configure_optimizers(self) -> Any:
+        self.read = {name: getattr(self.trainer, name) for name in READ}
+        self.read |= {
+            "is itself": self.trainer.lightning_module is self,
+            "data": type(self.trainer.datamodule).__name__,
+        }
+        return super().configure_optimizers()
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return (samples(4)[number % 4] for number in itertools.count())
+
+
+@pytest.mark.filterwarnings("ignore")  # what Lightning's loop warns of is its own
+@pytest.mark.parametrize(
+    ("arguments", "data"),
+    [
+        ({"max_epochs": 3, "accumulate_grad_batches": 2}, Data),
+        ({"max_epochs": 3, "accumulate_grad_batches": 2}, loader),
+        ({"max_epochs": 2, "limit_train_batches": 0.5}, Data),
+        ({"max_epochs": 2, "limit_train_batches": 3}, loader),
+        ({"max_epochs": 2, "overfit_batches": 2}, loader),
+        ({"max_steps": 5, "max_epochs": 4}, loader),
+        ({"max_steps": 5}, lambda: DataLoader(Endless(), batch_size=4)),
+    ],
+)
+def test_the_trainer_answers_as_it_does_in_its_own_fit(arguments: dict[str, Any], data: Callable[[], Any]) -> None:
+    def made() -> Any:
+        found = data()
+        return (Reads(), found) if isinstance(found, Data) else (Reads(), found, loader(8))
+
+    in_fit, ours, own = made(), made(), trainer(**arguments)
+    trainer(**arguments).fit(*in_fit)
+    param_groups(cast(nn.Module, module_of((*ours, own))))
+    assert ours[0].read == in_fit[0].read
+    assert type(own) is L.Trainer
+    assert own.datamodule is None
+    with pytest.raises(RuntimeError, match="is not attached to a"):
+        _ = ours[0].trainer
+
+
+def test_without_a_limit_it_has_as_many_epochs_as_lightning_fills_in() -> None:
+    for arguments, epochs in (
+        ({}, 1000),
+        ({"max_steps": 7}, -1),
+        ({"max_time": {"hours": 1}}, -1),
+        ({"max_epochs": 4}, 4),
+    ):
+        module = Reads()
+        param_groups(cast(nn.Module, module_of((module, loader(), loader(8), trainer(**arguments)))))
+        assert module.read["max_epochs"] == epochs
+
+
+class OneCycle(Module):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0, momentum=0.8)
+        steps = self.trainer.max_epochs * self.trainer.num_training_batches
+        schedule = OneCycleLR(optimizer, max_lr=0.3, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class CosineByStep(Module):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.2)
+        schedule = CosineAnnealingLR(optimizer, self.trainer.estimated_stepping_batches)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class CosineByEpoch(Module):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.2)
+        return [optimizer], [CosineAnnealingLR(optimizer, self.trainer.max_epochs)]
+
+
+class AfterItsLoader(Module):
+    """As Lightning's own guide has it."""
+
+    def configure_optimizers(self) -> Any:
+        self.trainer.fit_loop.setup_data()
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.2)
+        return [optimizer], [CosineAnnealingLR(optimizer, len(self.trainer.train_dataloader))]
+
+
+KINDS = {kind.__name__: kind for kind in (OneCycle, CosineByStep, CosineByEpoch, AfterItsLoader)}
+
+
+def scheduled(kind: str) -> Any:
+    return KINDS[kind](), loader(), loader(8), trainer(max_epochs=2)
+
+
+@pytest.mark.parametrize("kind", ["CosineByStep", "CosineByEpoch", "AfterItsLoader"])
+def test_a_schedule_as_long_as_the_trainers_run_is_the_studys(kind: str) -> None:
+    said = read(Source("lightning", f"{HERE}:scheduled", {"kind": kind}))
+    assert (said.keys["schedule"], said.keys["optimizer"]["lr"], said.told) == ({"type": "cosine"}, 0.2, ())
+
+
+def test_the_rate_of_a_cycle_is_its_highest_and_the_cycle_is_told() -> None:
+    said = read(Source("lightning", f"{HERE}:scheduled", {"kind": "OneCycle"}))
+    assert (said.keys["optimizer"]["lr"], said.keys["optimizer"]["betas"]) == (0.3, [0.8, 0.0])
+    assert "schedule" not in said.keys
+    assert said.told[0].startswith("its schedule OneCycleLR is not one of the study's")
+
+
+# Where there is none
+
+
+class ReadsInSetup(Module):
+    def setup(self, stage: str) -> None:
+        self.steps = self.trainer.max_steps
+
+
+class ReadsCarefully(Module):
+    """Trains without one, too."""
+
+    def configure_optimizers(self) -> Any:
+        try:
+            self.steps = self.trainer.estimated_stepping_batches
+        except RuntimeError:
+            self.steps = self.current_epoch
+        return super().configure_optimizers()
+
+
+class FailsByItself(Module):
+    def configure_optimizers(self) -> Any:
+        raise RuntimeError(f"no such disk in epoch {self.current_epoch}")
+
+
+class DataReads(Data):
+    def setup(self, stage: str) -> None:
+        self.epochs = cast(Any, self.trainer).max_epochs
+
+
+class DataReadsAtLast(Data):
+    def train_dataloader(self) -> DataLoader[Any]:
+        return loader(33 // cast(Any, self.trainer).world_size)
+
+
+class DataReadsCarefully(Data):
+    def setup(self, stage: str) -> None:
+        self.epochs = 1 if self.trainer is None else self.trainer.max_epochs
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "reader", "read"),
+    [
+        (Reads, Data, "Reads.configure_optimizers", "max_epochs"),
+        (CosineByStep, Data, "CosineByStep.configure_optimizers", "estimated_stepping_batches"),
+        (ReadsInSetup, Data, "ReadsInSetup.setup", "max_steps"),
+        (Module, DataReads, "DataReads.setup", "max_epochs"),
+        (Module, DataReadsAtLast, "DataReadsAtLast.train_dataloader", "world_size"),
+    ],
+)
+def test_what_is_read_of_a_trainer_that_was_not_returned_is_named(
+    module: type[Module], data: type[Data], reader: str, read: str
+) -> None:
+    said = rf"^{reader} reads self.trainer.{read}, and the callable returned no Trainer; return the run's own, too, as the last: \(model, "
+    with pytest.raises(ValueError, match=said):
+        taken(module(), data())
+    taken(module(), data(), trainer(max_epochs=1))
+
+
+def taken(*found: Any) -> None:
+    """Take it as far as it is read."""
+    fit = cast(Fit, fit_of(found))
+    module = cast(nn.Module, module_of(fit))
+    loaders_of(fit)
+    param_groups(module)
+
+
+def test_other_errors_stay_what_they_are_and_what_looks_whether_there_is_one_goes_on() -> None:
+    with pytest.raises(RuntimeError, match=r"^no such disk in epoch 0$"):
+        taken(FailsByItself(), Data())
+    taken(ReadsCarefully(), DataReadsCarefully())
+
+
+# In Lightning's order
+
+
+class BuiltFromItsData(Module):
+    """Has its layer from what its data says, which reads the Trainer."""
+
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def prepare_data(self) -> None:
+        self.calls.append("module.prepare_data")
+
+    def setup(self, stage: str) -> None:
+        self.layer = nn.Linear(self.trainer.datamodule.width, 1)
+        self.calls.append(f"module.setup {stage}")
+
+    def configure_model(self) -> None:
+        self.calls.append("module.configure_model")
+
+    def configure_optimizers(self) -> Any:
+        self.calls.append("module.configure_optimizers")
+        return super().configure_optimizers()
+
+
+class Wide(Data):
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def prepare_data(self) -> None:
+        self.calls.append("data.prepare_data")
+
+    def setup(self, stage: str) -> None:
+        assert not hasattr(self, "width"), "Lightning calls it once"
+        self.width = 4 * cast(Any, self.trainer).max_epochs
+        self.calls.append(f"data.setup {stage}")
+
+
+def built_from_its_data() -> Any:
+    return BuiltFromItsData([]), Wide([]), trainer(max_epochs=1)
+
+
+def test_module_and_data_are_set_up_once_and_before_what_needs_them() -> None:
+    calls = list[str]()
+    module, data = BuiltFromItsData(calls), Wide(calls)
+    taken(module, data, trainer(max_epochs=1))
+    assert calls == [
+        "module.prepare_data", "data.prepare_data", "data.setup fit", "module.setup fit", "module.configure_model",
+        "module.configure_optimizers",
+    ]  # fmt: skip
+    assert data.trainer is None
+    assert said_of(built_from_its_data).keys["optimizer"]["lr"] == 0.1
+    run = cpu_run(trial(built_from_its_data))
+    before = cast(Any, run.module).inner.layer.weight.clone()
+    run.step()
+    assert not torch.equal(cast(Any, run.module).inner.layer.weight, before)
+
+
+# What it leaves in memory
+
+
+def with_many_samples() -> Any:
+    return Reads(), loader(100_000), loader(8), trainer(max_epochs=1)
+
+
+class Counted(Data):
+    """Looks at its samples, which the following with tensors that have shapes alone must not come across."""
+
+    def setup(self, stage: str) -> None:
+        self.length = int((samples(100_000).tensors[1] < 100).sum())
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return loader(self.length)
+
+
+def with_many_that_are_looked_at() -> Any:
+    return Reads(), Counted(), trainer(max_epochs=1)
+
+
+@pytest.mark.parametrize("make", [with_many_samples, with_many_that_are_looked_at])
+def test_samples_that_are_made_for_the_model_are_not_the_devices(make: Callable[[], Any]) -> None:
+    assert predict(trial(make)) == predict(trial(with_both_loaders))
+
+
+def test_once_the_optimizer_is_made_nothing_holds_the_data_any_more() -> None:
+    found = with_many_samples()
+    samples, module = weakref.ref(found[1].dataset), cast(nn.Module, module_of(found))
+    del found
+    gc.disable()
+    _kept = copy.deepcopy(module)  # as one is to count its operations
+    try:
+        assert samples() is not None, "the Trainer is asked of it"
+        param_groups(module)
+        assert samples() is None
+    finally:
+        gc.enable()
