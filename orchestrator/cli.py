@@ -33,7 +33,7 @@ from batchscout.orchestrator.verbs.running import plan, run, trial
 from batchscout.trainers.files import StorageLost
 
 RUN_DIR = "a study's run directory, a folder or s3://bucket/name"
-EXPORTS = ("hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
+EXPORTS = ("script", "torch", "hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 
 
 def program() -> NoReturn:

@@ -44,6 +44,7 @@ from batchscout.trainers.config import (
 )
 from batchscout.trainers.files import written_whole
 from batchscout.trainers.knobs import with_settings
+from batchscout.trainers.user_code import SCRIPT
 
 BatchNorm = Literal["micro-batch", "all ranks"]
 
@@ -113,6 +114,16 @@ class RuledOut:
     """Begins with the code of its cause."""
 
 
+@dataclass(frozen=True)
+class Script:
+    """The script that was studied, and how it is told another recipe."""
+
+    script: str
+    args: tuple[str, ...]
+    flags: dict[str, str]
+    """Its own, by the key that they set: learning_rate, micro_batch_size, gradient_accumulation_steps, steps."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
     """What to train with, and why. The fields are the keys of recommendation.json, in its order."""
@@ -179,6 +190,8 @@ class Recommendation:
     """What would decide it, for people; None where it is decided, or where nothing of that is known."""
     real_run: HorizonsFindings | None = None
     """What holds for the real run, where the study was asked for it."""
+    script: Script | None = None
+    """The script that was studied (`from: {script: ...}`). None, and not in the file, in any other study."""
     complete: bool
     """False while a stage of the study has yet to conclude."""
     evidence: Evidence
@@ -260,11 +273,19 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         undecided_between=undecided_between(config, known),
         would_decide=would_decide(config, study, winner),
         real_run=found(study, HorizonsFindings),
+        script=_script(config),
         complete=all(stage.type in study.conclusions for stage in config.stages),
         evidence=_evidence(study, nearest),
         alternatives=_alternatives(config, study, nearest),
         ruled_out=_ruled_out(study),
     )
+
+
+def _script(config: StudyConfig) -> Script | None:
+    if config.model.target != SCRIPT:
+        return None
+    told = config.model.kwargs
+    return Script(told["script"], tuple(told.get("args", ())), told.get("flags", {}))
 
 
 def _model_changes(study: Study, winner: Trial) -> dict[str, float] | None:

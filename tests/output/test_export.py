@@ -32,7 +32,7 @@ from tests.support.every import for_every
 from tests.support.example_study import example_recommendation
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-TARGETS = ("hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
+TARGETS = ("torch", "hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 SCHEDULES: tuple[dict[str, Any], ...] = (
     {"type": "warmup_stable_decay", "decay": 0.25},
     {"type": "warmup_stable_decay", "decay": 0.0},
@@ -511,8 +511,8 @@ def uneven_batches(num_batches: int, size: int) -> list[dict[str, torch.Tensor]]
     ]
 
 
-@pytest.mark.parametrize("grows", [False, True])
-def test_accelerates_loop_takes_the_steps_of_the_study(grows: bool) -> None:
+@pytest.mark.parametrize(("to", "grows"), [("accelerate", False), ("accelerate", True), ("torch", False)])
+def test_a_loop_takes_the_steps_of_the_study(to: str, grows: bool) -> None:
     """With unequal numbers of targets, too, and where an epoch ends in the middle of a step."""
     phases: list[JsonValue] = [{"from_samples": 32, "gradient_accumulation_steps": 3, "learning_rate": 1.2e-3}]
     small: dict[str, JsonValue] = {
@@ -526,7 +526,7 @@ def test_accelerates_loop_takes_the_steps_of_the_study(grows: bool) -> None:
         "ramp": phases if grows else None,
     }
     r = recommendation(**small)
-    names, loader = run(export(r, "accelerate"), {}), uneven_batches(3, 4)
+    names, loader = run(export(r, to), {}), uneven_batches(3, 4)
     model, expected = UnevenLoss(), UnevenLoss()
     names["train"](model, torch.utils.data.DataLoader(loader, batch_size=None), loss_of)  # pyright: ignore[reportArgumentType]
     steps = names["max_steps"]
@@ -729,3 +729,27 @@ def test_an_export_says_what_stands_for_micro_batches_that_are_cut_by_tokens(to:
     assert said in by_tokens
     assert nearest in by_tokens[by_tokens.index("micro-batches by tokens: ") :]
     assert "by tokens" not in plain
+
+
+SCRIPT = {
+    "script": "train.py",
+    "args": ["--lr=1e-3", "--epochs", "2", "-b", "8"],
+    "flags": {"learning_rate": "--lr", "micro_batch_size": "--batch-size"},
+}
+
+
+def test_a_script_is_given_back_its_own_command() -> None:
+    keys: dict[str, JsonValue] = {
+        "world_size": 1,
+        "micro_batch_size": 16,
+        "gradient_accumulation_steps": 2,
+        "effective_batch_size": 32,
+    }
+    text = export(recommendation(script=SCRIPT, learning_rate=0.00336, **keys), "script")
+    *notes, command = text.splitlines()
+    assert command == "python train.py --lr=0.00336 --epochs 2 -b 8 --batch-size 16"
+    assert any("step the optimizer after every 2 micro-batches" in note for note in notes), "what it has no flag for"
+    module = export(recommendation(script={**SCRIPT, "script": "my.train"}, **keys), "script")
+    assert module.splitlines()[-1].startswith("python -m my.train ")
+    with pytest.raises(ValueError, match="not of a script"):
+        export(recommendation(), "script")

@@ -23,7 +23,9 @@ from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_
 from batchscout.trainers.sources.lightning_fit import FORMS, fit_of
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.settings import Settings
+from batchscout.trainers.sources.watch.flags import flags_of
 from batchscout.trainers.sources.watch.loop import Loop
+from batchscout.trainers.sources.watch.script import watched
 
 _WANTED = {
     "lightning": FORMS,
@@ -67,6 +69,8 @@ def read(source: Source) -> Settings:
         settings, loss = settings_of(replace(made, sums=True), loaders[0]), None
     else:
         loss = _loss(module, train_set, source.num_targets)
+    if source.library == "script":
+        kwargs = {**kwargs, **_flags(source, settings)}
     place = {"target": target, "kwargs": kwargs}
     shared = {"model": place, "data": place, **({"loss": loss.model_dump()} if loss else {})}
     return replace(settings, keys={**settings.keys, **shared})
@@ -96,6 +100,14 @@ def _loss(module: nn.Module, train_set: SampleSet, over: str | None) -> MeanLoss
             "takes a batch and returns the number that its loss is a mean over"
         )
     return MeanLoss(over=right)
+
+
+def _flags(source: Source, settings: Settings) -> dict[str, dict[str, str]]:
+    """Return the flags of a script that set its recipe, as an argument; none where there are none."""
+    options = watched(source.target, tuple(source.kwargs["args"])).options
+    optimizer = settings.keys["optimizer"]
+    found = flags_of(options, optimizer["lr"], optimizer["reference_batch_size"], settings.run_samples)
+    return {"flags": found} if found else {}
 
 
 def _is_a_sum(module: nn.Module, train_set: SampleSet) -> bool:

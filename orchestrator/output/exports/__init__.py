@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.exports import (
     accelerate,
     axolotl,
@@ -11,12 +12,19 @@ from batchscout.orchestrator.output.exports import (
     hf,
     lightning,
     nanogpt,
+    script,
+    torch,
     torchtitan,
     trl,
 )
 from batchscout.orchestrator.output.recommendation import Recommendation
+from batchscout.trainers.criteria import TransformersLoss
+from batchscout.trainers.sources.settings import GROUPS
+from batchscout.trainers.user_code import SCRIPT
 
 WRITERS: dict[str, Callable[[Recommendation], str]] = {
+    "script": script.written,
+    "torch": torch.written,
     "hf": hf.written,
     "accelerate": accelerate.written,
     "lightning": lightning.written,
@@ -34,3 +42,16 @@ def export(recommendation: Recommendation, to: str) -> str:
     if to not in WRITERS:
         raise ValueError(f"cannot export to '{to}'; choose one of: {', '.join(WRITERS)}")
     return WRITERS[to](recommendation)
+
+
+def trainers_of(recommendation: Recommendation) -> list[str]:
+    """Return the trainers that it can be written for: the script that was studied comes first, and is one for no other study."""
+    return [name for name in WRITERS if name != "script" or recommendation.script is not None]
+
+
+def first_trainer(config: StudyConfig) -> str:
+    """Return the trainer that a study's answer is most likely to be pasted into."""
+    if config.model.target == SCRIPT:
+        return "script"
+    from_a_library = config.optimizer.param_groups == GROUPS or config.model.target == "hf"
+    return "hf" if from_a_library or isinstance(config.loss, TransformersLoss) else "torch"

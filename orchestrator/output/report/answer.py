@@ -10,7 +10,7 @@ import yaml
 from pydantic import JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.exports import WRITERS
+from batchscout.orchestrator.output.exports import export, trainers_of
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.report.pieces import within
@@ -84,7 +84,7 @@ def _fact(name: str, value: str, meaning: str) -> Element:
 def _to_type_in(config: StudyConfig, recommendation: Recommendation) -> list[Element]:
     """Return the lines for this program and for every trainer, each with a button that copies them."""
     texts = {"batchscout": paste_text(recommendation, config.optimizer)}
-    texts |= {trainer: written(recommendation) for trainer, written in WRITERS.items()}
+    texts |= {trainer: export(recommendation, trainer) for trainer in trainers_of(recommendation)}
     buttons = [
         element("button", trainer, type="button", data_copies=f"lines-{trainer}", title=f"Copy the lines for {trainer}")
         for trainer in texts

@@ -5,6 +5,7 @@ Everything that is seen belongs to the script, and goes on to change after it wa
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import functools
@@ -27,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.kinds import is_lightning_trainer, is_transformers_trainer
+from batchscout.trainers.sources.watch.flags import Option, options_of_parser
 from batchscout.trainers.sources.watch.on_import import on_import
 from batchscout.trainers.user_code import is_librarys
 
@@ -152,6 +154,8 @@ class Seen:
     called_with: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
     """Copies of the arguments of the first call of a module that is trained."""
     compiled: bool = False
+    options: list[Option] = field(default_factory=list)
+    """Of the script's argument parsers, with what it was called with."""
     handed: Any = None
     """What was to be trained elsewhere: a Trainer of transformers, or what Lightning's was called with."""
 
@@ -206,6 +210,7 @@ class _Observer:
             (Tensor, "backward", self._tensor_backward),
             (torch.autograd, "backward", self._autograd_backward),
             (torch, "compile", self._compiled),
+            (argparse.ArgumentParser, "parse_known_args", self._parsed),
             (torch.amp.GradScaler, "scale", self._scaled),
             *((owner, "clip_grad_norm_", self._norm_clipped) for owner in (torch.nn.utils, clip)),
             *((owner, "clip_grad_value_", self._values_clipped) for owner in (torch.nn.utils, clip)),
@@ -253,6 +258,14 @@ class _Observer:
             raise Enough
 
         return handed
+
+    def _parsed(self, parse: Callable[..., Any]) -> Callable[..., Any]:
+        def parsed(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+            found = parse(parser, *args, **kwargs)
+            self.seen.options += options_of_parser(parser._actions, vars(found[0]))  # it has no public list of them
+            return found
+
+        return parsed
 
     # What is run
 

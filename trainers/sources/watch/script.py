@@ -12,8 +12,8 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from batchscout.trainers.errors import raised_text, users_frame
 from batchscout.trainers.files import quoted
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
+from batchscout.trainers.sources.watch.flags import Option, options_by_name
 from batchscout.trainers.sources.watch.loop import Loop
 from batchscout.trainers.sources.watch.observer import RandomState, Seen, observed
 from batchscout.trainers.sources.watch.one_process import asks_for_a_launcher, one_process
@@ -34,13 +35,23 @@ LINES_KEPT = 5
 """Of what a script has printed last."""
 
 
-def made(*, script: str, args: Sequence[str] = (), sums: bool = False) -> Any:
+@dataclass(frozen=True)
+class Watched:
+    """What came of a script."""
+
+    found: Any
+    """A Trainer, what Lightning's `fit` was called with, or a Loop."""
+    options: tuple[Option, ...]
+    """What it was called with, and could be."""
+
+
+def made(*, script: str, args: Sequence[str] = (), sums: bool = False, flags: Mapping[str, str] | None = None) -> Any:
     """Return what a script trains: a Trainer, what Lightning's `fit` was called with, or a Loop.
 
-    script: a file, or a module as `python -m` takes it. sums: whether its loss is the sum of those of its samples. Raises ValueError, in
-    the user's words, where it cannot be studied.
+    script: a file, or a module as `python -m` takes it. sums: whether its loss is the sum of those of its samples. flags: those of its own by
+    which its recipe is set, which an export writes. Raises ValueError, in the user's words, where it cannot be studied.
     """
-    found = watched(script, tuple(args))
+    found = watched(script, tuple(args)).found
     if isinstance(found, Loop):
         return replace(found, sums=sums)
     if is_transformers_trainer(found):
@@ -53,7 +64,8 @@ def made(*, script: str, args: Sequence[str] = (), sums: bool = False) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def watched(script: str, args: tuple[str, ...]) -> Any:
+def watched(script: str, args: tuple[str, ...]) -> Watched:
+    """Run it, once in a process. Raises ValueError as `made` does."""
     file, is_module = _file_of(script)
     try:
         seen = _run(script, file, args, is_module=is_module)
@@ -64,7 +76,7 @@ def watched(script: str, args: tuple[str, ...]) -> Any:
     if (reason := refused(seen)) is not None:
         raise ValueError(reason)
     if seen.handed is not None:
-        return seen.handed
+        return Watched(seen.handed, tuple(seen.options))
     loss = loss_of(seen)
     if isinstance(loss, NotReplayed):
         raise ValueError(
@@ -72,7 +84,8 @@ def watched(script: str, args: tuple[str, ...]) -> Any:
             "(module, batch) and returns (loss_sum, num_targets), and name model, data and loss in a study file (docs/own_model.md)"
         )
     _put_away(seen)
-    return Loop(seen, loss)
+    by_name = options_by_name(args, loss.place.global_)
+    return Watched(Loop(seen, loss), (*seen.options, *by_name))
 
 
 def _file_of(script: str) -> tuple[Path, bool]:

@@ -1,0 +1,97 @@
+"""A training loop of torch alone."""
+
+from __future__ import annotations
+
+from batchscout.orchestrator.output.exports.counted import max_steps
+from batchscout.orchestrator.output.exports.notes import (
+    checkpointing_note,
+    comments,
+    header_of,
+    shards_note,
+    text_of,
+    tokens_note,
+    without_ramp,
+)
+from batchscout.orchestrator.output.exports.optimizer_lines import optimizer_lines
+from batchscout.orchestrator.output.exports.schedule_lines import factor_lines
+from batchscout.orchestrator.output.recommendation import Recommendation
+
+
+def written(recommendation: Recommendation) -> str:
+    """Return a loop of one process; its gradient is the study's, whatever samples hold."""
+    r, lost = without_ramp(recommendation, "this loop")
+    return text_of(
+        [
+            *comments([*header_of(r), *lost, *_notes(r)]),
+            "import itertools",
+            "import math",
+            "",
+            "import torch",
+            "",
+            f"micro_batch_size = {r.micro_batch_size}  # DataLoader(..., batch_size=micro_batch_size)",
+            f"accumulation = {r.gradient_accumulation_steps}  # micro-batches in an optimizer step",
+            f"max_steps = {max_steps(r)}",
+            f"torch.manual_seed({r.seed})",
+            "",
+            "",
+            "def learning_rate_factor(step):",
+            *factor_lines(r),
+            "",
+            "",
+            "def build_optimizer(model):",
+            *optimizer_lines(r, parameters_of="model", model="model"),
+            "    return optimizer",
+            "",
+            "",
+            *_loop(r),
+        ]
+    )
+
+
+def _loop(r: Recommendation) -> list[str]:
+    clip = r.optimizer.max_gradient_norm
+    scaled = r.precision == "float16"
+    cast = "" if r.precision == "float32" else f"torch.autocast(device.type, torch.{r.precision})"
+    loss = ["            loss, targets = loss_sum(model, batch)"]
+    if cast:
+        loss = [f"            with {cast}:", "                loss, targets = loss_sum(model, batch)"]
+    return [
+        "def train(model, loader, loss_sum):",
+        "    # loss_sum(model, batch) returns the summed loss of a micro-batch, and the number of targets in that sum",
+        "    optimizer = build_optimizer(model)",
+        "    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)",
+        *(["    device = next(model.parameters()).device"] if cast else []),
+        *(["    scaler = torch.amp.GradScaler(device.type)"] if scaled else []),
+        *(["    model.compile()"] if r.compile else []),
+        "    batches = itertools.chain.from_iterable(itertools.repeat(loader))",
+        "    for step in range(max_steps):",
+        "        num_targets = 0",
+        "        for batch in itertools.islice(batches, accumulation):",
+        *loss,
+        "            num_targets += targets",
+        f"            {'scaler.scale(loss)' if scaled else 'loss'}.backward()",
+        *(["        scaler.unscale_(optimizer)"] if scaled else []),
+        "        for p in model.parameters():",
+        "            if p.grad is not None:",
+        "                p.grad.div_(num_targets)",
+        *([] if clip is None else [f"        torch.nn.utils.clip_grad_norm_(model.parameters(), {clip})"]),
+        *(["        scaler.step(optimizer)", "        scaler.update()"] if scaled else ["        optimizer.step()"]),
+        "        schedule.step()",
+        "        optimizer.zero_grad()",
+    ]
+
+
+def _notes(r: Recommendation) -> list[str]:
+    several = (
+        [
+            f"this loop has one process: under DDP with {r.world_size}, take the sum of num_targets over all, and times their number"
+        ]
+        if r.world_size > 1
+        else []
+    )
+    return [
+        *several,
+        *tokens_note(r, "the loop below takes as many micro-batches in each step"),
+        *checkpointing_note(r, "this loop", "wrap the blocks of your model in torch.utils.checkpoint"),
+        *shards_note(r, "call fully_shard on the blocks of your model"),
+    ]
