@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,38 @@ def test_an_object_that_trains_elsewhere_gets_a_whole_study(short: Path) -> None
     assert study.verdict.startswith("Train with micro-batch")
     assert study.recommendation is not None
     assert study.recommendation.learning_rate > 0
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_a_script_gets_a_whole_study_and_its_own_command_back(short: Path) -> None:
+    folder = short / "scripts"
+    shutil.copytree(EXAMPLES / "scripts", folder)
+    run(folder, short, "-m", "batchscout", "init", "vae.py", "--epochs", "2")
+    short_one = ["sample_budget=512", "real_run=null", "evaluation_samples=64", "stages=[{type: train, max_runs: 2}]"]
+    changes = [part for change in short_one for part in ("--set", change)]
+    run(folder, short, "-m", "batchscout", "run", "study.yaml", "--dir", str(short / "run"), *changes)
+    recommended = load(short / "run").recommendation
+    assert recommended is not None
+    *_, command = (
+        run(folder, short, "-m", "batchscout", "export", str(short / "run"), "--to", "script").strip().splitlines()
+    )
+    values = f"--batch-size {recommended.micro_batch_size} --lr {recommended.learning_rate:.4g}"
+    assert command.startswith("python vae.py --epochs 2 ")
+    assert {*values.split()} <= {*command.split()}
+    run(folder, short, *shlex.split(command)[1:])
+    assert {one.name for one in folder.iterdir()} == {"vae.py", "gan.py", "study.yaml"}
+
+
+def test_a_gan_is_no_study(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "scripts/gan.py", tmp_path)
+    command = [sys.executable, "-m", "batchscout", "init", "gan.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "two optimizers take turns (Adam and Adam), as those of a GAN do" in done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["gan.py"]
 
 
 SMALL = {

@@ -54,6 +54,7 @@ NOT_RUN = {
     ("docs/own/lightning.md", f"{A_STUDY}; tests/test_examples.py runs speed.yaml scaled down"): 1,
     ("docs/own/loop.md", "a whole study; tests/test_examples.py runs this script scaled down"): 1,
     ("docs/own/loop.md", A_STUDY): 1,
+    ("docs/own/script.md", A_STUDY): 1,
     ("docs/own/transformers.md", f"{A_STUDY}; tests/test_examples.py runs speed.yaml scaled down"): 1,
     ("docs/quickstart.md", ".ci/run installs into a fresh environment"): 1,
     (

@@ -32,7 +32,7 @@ def header_of(recommendation: Recommendation) -> list[str]:
         *(["its float32 is TF32: call torch.set_float32_matmul_precision('high')"] if r.allow_tf32 else []),
         *(
             [f"the optimizer's parameters are in the groups of {groups}"]
-            if (groups := r.optimizer.param_groups)
+            if (groups := r.optimizer.param_groups) and r.script is None
             else []
         ),
         *_knob_notes(r),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,27 +57,38 @@ def call_source(call: ast.Call, names: Mapping[str, Any]) -> FromCall:
         code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval")
         return lambda: eval(code, dict(names))  # the script's own expression
 
-    return FromCall(ast.unparse(call), calls(call), _validating(call, calls))
+    return FromCall(ast.unparse(call), calls(call), _validating(call, calls, names))
 
 
-def _validating(call: ast.Call, calls: Callable[[ast.Call], Callable[[], Any]]) -> Callable[[], Any] | None:
-    """Return the same call with the word for validation in place of the one for training: the first that gives batches of that kind."""
-    told = [one for one in ast.walk(call) if isinstance(one, ast.Constant) and one.value in _TRAINS]
-    if not told:
-        return None
+def _validating(
+    call: ast.Call, calls: Callable[[ast.Call], Callable[[], Any]], names: Mapping[str, Any]
+) -> Callable[[], Any] | None:
+    """Return the same call with a word or a name for validation in place of the one for training: the first that gives batches of that
+    kind."""
     wanted = _shapes(calls(call)())
     for word in _VALIDATES:
         other = ast.parse(ast.unparse(call), mode="eval").body
         assert isinstance(other, ast.Call)
-        for one in ast.walk(other):
-            if isinstance(one, ast.Constant) and one.value in _TRAINS:
-                one.value = word
+        renamed = [_renamed(one, word, names) for one in ast.walk(other)]
+        if not any(renamed):
+            continue
         try:
             if _shapes(calls(other)()) == wanted:
                 return calls(other)
         except Exception:  # of the script: it does not know that word
             continue
     return None
+
+
+def _renamed(node: ast.AST, word: str, names: Mapping[str, Any]) -> bool:
+    """Say `val` where it says `train`; return whether it did."""
+    if isinstance(node, ast.Constant) and node.value in _TRAINS:
+        node.value = word
+        return True
+    if isinstance(node, ast.Name) and (other := re.sub("train(ing)?", word, node.id)) != node.id and other in names:
+        node.id = other
+        return True
+    return False
 
 
 def _shapes(batch: Any) -> Any:

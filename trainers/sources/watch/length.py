@@ -42,7 +42,7 @@ def _places(seen: Seen) -> Iterator[tuple[Place, ast.Module]]:
 
 
 def _is_of_micro_batches(count: int, seen: Seen) -> bool:
-    return count == seen.steps[0].num_backwards > 1
+    return count == seen.steps[0].num_backwards
 
 
 def _count(loop: Loop, place: Place) -> int | None:

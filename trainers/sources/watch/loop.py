@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,10 @@ from batchscout.trainers.sources.takes_batch import TakesBatch
 from batchscout.trainers.sources.watch.batches import FromCall, FromLoader, loaders_of, validation_loader
 from batchscout.trainers.sources.watch.length import run_samples
 from batchscout.trainers.sources.watch.observer import Seen, num_samples_in
-from batchscout.trainers.sources.watch.replay import LossOfBatch, adopt, copies_of
+from batchscout.trainers.sources.watch.replay import Copies, LossOfBatch, give_back
 
 
-@dataclass
+@dataclass(frozen=True)
 class Loop:
     """What a script's loop trains, and how. One of these serves a whole process: its modules are copied for each run."""
 
@@ -30,8 +31,6 @@ class Loop:
     loss: LossOfBatch
     sums: bool = False
     """True if the loss of a batch is the sum of those of its samples."""
-    in_use: OfLoop | None = None
-    """Whose modules the script's names stand for now."""
 
     @property
     def optimizer(self) -> Optimizer:
@@ -103,17 +102,16 @@ class OfLoop(TakesBatch):
 
     def __init__(self, loop: Loop) -> None:
         super().__init__()
-        copies = copies_of(loop.seen)
-        self.inner = next(iter(copies.values())) if len(copies) == 1 else nn.ModuleList(copies.values())
-        self.loop, self._copies = _Held(loop), copies
-        adopt(loop.seen, copies)
-        loop.in_use = self
+        copies = Copies(loop.seen)
+        modules = list(copies.modules.values())
+        self.inner = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+        self.loop, self.copies = _Held(loop), copies
+        copies.put_in_use(loop.seen)
+        weakref.finalize(self, give_back, loop.seen, copies.number)
 
     def forward(self, batch: Any) -> Any:
         loop = self.loop.one
-        if loop.in_use is not self:
-            adopt(loop.seen, self._copies)
-            loop.in_use = self
+        self.copies.put_in_use(loop.seen)
         loss = loop.loss.call(batch) * loop.times
         if not loop.sums:
             return loss
@@ -133,7 +131,7 @@ class _Held:
 def groups(model: OfLoop) -> list[dict[str, Any]]:
     """Return the groups of the script's optimizer, of the parameters of this copy."""
     loop = model.loop.one
-    ours = {id(own): again for own, again in _pairs(loop.seen, model._copies)}
+    ours = {id(own): again for own, again in _pairs(loop.seen, model.copies.modules)}
     return [
         {**group, "params": [ours[id(one)] for one in group["params"] if id(one) in ours]}
         for group in groups_of(loop.optimizer)

@@ -147,6 +147,10 @@ class Seen:
     """In the order in which they were made."""
     parameters: dict[int, list[nn.Parameter]] = field(default_factory=dict)
     """The script's own parameters, by the id of their module."""
+    own: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """The attributes of these parts, while they are the script's own."""
+    in_use: int = 0
+    """The number of the copies whose attributes the parts have now; 0: their own."""
     max_gradient_norm: float | None = None
     clipped_values: bool = False
     autocast: torch.dtype | None = None
@@ -309,6 +313,7 @@ class _Observer:
         if id(module) not in self.seen.modules:
             self.seen.modules[id(module)] = module
             self.seen.parts[id(module)] = list(module.modules())
+            self.seen.own[id(module)] = [part.__dict__ for part in module.modules()]
             self.seen.parameters[id(module)] = list(module.parameters())
             self.seen.pristine[id(module)] = copy.deepcopy(module, self._memo)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from batchscout.trainers.sources.watch.statements import LossCode, loss_codes, t
 
 SAME = 1e-5
 """So far, as a share of what was seen, the replayed loss and gradient may be off."""
+LOSS_MODULE = "batchscout_loss_of_a_script"
 _BATCH = "__batch__"
 _LATER = "__as_it_was__"
 
@@ -57,6 +61,8 @@ class _Bound:
     """The batch that was trained on first."""
     random: RandomState | None = None
     """The generators after it was fetched."""
+    in_place: ast.Call | None = None
+    """A call within the statements that returns the batch, in whose place it stands."""
 
 
 def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
@@ -130,6 +136,7 @@ def _bindings(code: LossCode, place: Place, seen: Seen) -> Iterator[_Bound]:
     yield from _by_next(code, place, seen)
     yield from _by_value(code, place, seen)
     yield from _by_call(code, place, seen)
+    yield from _by_call_within(code, place, seen)
     yield from _by_tensors(code, place)
 
 
@@ -241,15 +248,35 @@ def _by_call(code: LossCode, place: Place, seen: Seen) -> Iterator[_Bound]:
         yield _Bound((assign,), (one,), source, now if trained_on is None else trained_on)
 
 
+def _by_call_within(code: LossCode, place: Place, seen: Seen) -> Iterator[_Bound]:
+    """`model(*get_batch(data))` and `model(next(batches))`: a call whose value the module is called with."""
+    assert seen.backward is not None
+    for call in _of_modules(code, place, seen):
+        assert seen.called_with is not None
+        for number, argument in enumerate(call.args):
+            value = argument.value if isinstance(argument, ast.Starred) else argument
+            if not isinstance(value, ast.Call):
+                continue
+            batch = seen.called_with[0][number:] if isinstance(argument, ast.Starred) else seen.called_with[0][number]
+            for fetched in seen.backward.fetched:
+                yield _Bound((), (), FromLoader(fetched.loader), fetched.batch, fetched.random, value)
+            if not seen.backward.fetched and _is_of_numbers(batch):
+                source = call_source(value, {**place.global_, **place.local})
+                yield _Bound((), (), source, batch, in_place=value)
+
+
+def _of_modules(code: LossCode, place: Place, seen: Seen) -> list[ast.Call]:
+    """Return the calls of what is trained, where it was called with something."""
+    calls = [one for part in (*code.statements, code.loss) for one in ast.walk(part) if isinstance(one, ast.Call)]
+    modules = [id(one) for one in seen.modules.values()]
+    return [one for one in calls if seen.called_with and id(_or_none(place, ast.unparse(one.func))) in modules]
+
+
 def _as_called(target: ast.expr, code: LossCode, place: Place, seen: Seen) -> Any:
     """Return the values of the names as the module was first called with them; None where it was not called with all of them."""
-    if seen.called_with is None:
-        return None
-    args, kwargs = seen.called_with
-    calls = [one for statement in code.statements for one in ast.walk(statement) if isinstance(one, ast.Call)]
-    for call in calls:
-        if not any(_or_none(place, ast.unparse(call.func)) is module for module in seen.modules.values()):
-            continue
+    for call in _of_modules(code, place, seen):
+        assert seen.called_with is not None
+        args, kwargs = seen.called_with
         told = dict(zip(map(ast.unparse, call.args), args, strict=False))
         told |= {ast.unparse(word.value): kwargs[word.arg] for word in call.keywords if word.arg and word.arg in kwargs}
         names = [ast.unparse(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
@@ -297,13 +324,40 @@ def _function(code: LossCode, place: Place, bound: _Bound) -> _Made:
     again = [
         ast.parse(f"{name} = {_LATER}{name}").body[0] for name in sorted((roots & stored) - given) if name in known
     ]
-    body = [*again, *bound.begin, *kept, ast.Return(code.loss)]
+    body = [*again, *bound.begin, *(_with_batch(one, bound.in_place) for one in (*kept, ast.Return(code.loss)))]
     arguments = ast.arguments([], [ast.arg(_BATCH)], None, [], [], None, [])
     function = ast.FunctionDef("loss_of_batch", arguments, copy.deepcopy(body), [], None)
     module = ast.fix_missing_locations(ast.Module([function], []))
-    names = {**place.global_, **known, **{f"{_LATER}{name}": value for name, value in known.items()}}
-    exec(compile(module, f"<the loss of {place.file}>", "exec"), names)  # the script's own statements
-    return _Made(ast.unparse(function), names["loss_of_batch"])
+    made = ModuleType(LOSS_MODULE)  # a module, as torch.compile looks for the globals of a function in one
+    sys.modules[LOSS_MODULE] = made
+    made.__dict__.update(place.global_ | known | {f"{_LATER}{name}": value for name, value in known.items()})
+    made.__dict__["__name__"] = LOSS_MODULE
+    exec(compile(module, f"<the loss of {place.file}>", "exec"), made.__dict__)  # the script's own statements
+    return _Made(ast.unparse(function), made.__dict__["loss_of_batch"])
+
+
+class _InPlace(ast.NodeTransformer):
+    """Puts the batch in the place of a call; all else is copied."""
+
+    def __init__(self, call: ast.Call) -> None:
+        self.call = call
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if node is self.call:
+            return ast.Name(_BATCH, ast.Load())
+        fields = {
+            name: [self.visit(one) if isinstance(one, ast.AST) else one for one in value]
+            if isinstance(value, list)
+            else self.visit(value)
+            if isinstance(value, ast.AST)
+            else value
+            for name, value in ast.iter_fields(node)
+        }
+        return type(node)(**fields)
+
+
+def _with_batch(statement: ast.stmt, call: ast.Call | None) -> ast.stmt:
+    return statement if call is None else _InPlace(call).visit(statement)
 
 
 def _names_stored(node: ast.AST) -> Iterator[str]:
@@ -317,9 +371,9 @@ def _replayed(made: _Made, bound: _Bound, seen: Seen) -> float | str:
     assert seen.backward is not None
     told = list[str]()
     for random in (state for state in (bound.random, seen.backward.random) if state is not None):
-        copies, outer = copies_of(seen), RandomState.now()
+        copies, outer = Copies(seen), RandomState.now()
         try:
-            adopt(seen, copies)
+            copies.put_in_use(seen)
             with torch.enable_grad():
                 random.put_back()
                 loss = made.call(bound.seen)
@@ -328,8 +382,9 @@ def _replayed(made: _Made, bound: _Bound, seen: Seen) -> float | str:
             told.append(f"its statements raised {type(error).__name__}: {error}")
             continue
         finally:
+            give_back(seen, copies.number)
             outer.put_back()
-        reasons = {factor: _far(loss, copies, seen, factor) for factor in _factors(seen)}
+        reasons = {factor: _far(loss, copies.modules, seen, factor) for factor in _factors(seen)}
         if (factor := next((one for one, reason in reasons.items() if reason is None), None)) is not None:
             return factor
         told.append(next(filter(None, reasons.values())))
@@ -362,15 +417,31 @@ def _far(loss: Tensor, copies: Mapping[int, nn.Module], seen: Seen, scale: float
     return None
 
 
-def copies_of(seen: Seen) -> dict[int, nn.Module]:
-    """Return fresh copies of all modules that are trained, which share what these share."""
-    return copy.deepcopy(seen.pristine)
+_numbers = itertools.count(1)
 
 
-def adopt(seen: Seen, copies: Mapping[int, nn.Module]) -> list[dict[str, Any]]:
-    """Make the script's own modules these copies: whatever of its code holds one of them. Return what they were."""
-    pairs = [pair for key, again in copies.items() for pair in zip(seen.parts[key], again.modules(), strict=True)]
-    before = [own.__dict__ for own, _ in pairs]
-    for own, again in pairs:
-        own.__dict__ = again.__dict__
-    return before
+class Copies:
+    """Copies of all modules that are trained, which share what these share."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.number, self.modules = next(_numbers), copy.deepcopy(seen.pristine)
+
+    def put_in_use(self, seen: Seen) -> None:
+        """Make the script's own modules these copies: whatever of its code holds one of them, has one of these then."""
+        if seen.in_use != self.number:
+            for key, module in self.modules.items():
+                _give(seen.parts[key], [part.__dict__ for part in module.modules()])
+            seen.in_use = self.number
+
+
+def give_back(seen: Seen, number: int) -> None:
+    """Make the script's modules its own again, if they are these copies, whose memory is free then."""
+    if seen.in_use == number:
+        for key, own in seen.own.items():
+            _give(seen.parts[key], own)
+        seen.in_use = 0
+
+
+def _give(parts: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> None:
+    for part, own in zip(parts, attributes, strict=True):
+        part.__dict__ = own

@@ -31,6 +31,7 @@ from batchscout.trainers.sources.watch.refused import refused
 from batchscout.trainers.sources.watch.replay import NotReplayed, loss_of
 from batchscout.trainers.sources.watch.world import World
 
+SCRIPT_MODULE = "batchscout_watched_script"
 LINES_KEPT = 5
 """Of what a script has printed last."""
 
@@ -127,6 +128,9 @@ def _run(script: str, file: Path, args: Sequence[str], *, is_module: bool, launc
                 exec(compile(file.read_bytes(), str(file), "exec"), main.__dict__)
         finally:
             drawn.put_back()
+            # What it has defined is looked for in the module that its globals name, by torch.compile, too.
+            sys.modules[SCRIPT_MODULE] = main
+            main.__dict__["__name__"] = SCRIPT_MODULE
             if before is not None:
                 sys.modules["__main__"] = before
     if world.stopped is not None:

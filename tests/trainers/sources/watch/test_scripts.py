@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,7 @@ def test_each_run_has_weights_of_its_own_and_they_are_the_scripts_first_ones(fol
     torch.manual_seed(0)
     names: dict[str, Any] = {}
     exec(HEAD, names)
-    one, other = model_of(loop), model_of(loop)
+    one, other = model_of(loop), model_of(script.made(script="train.py"))
     for first, copy, again in zip(names["net"].parameters(), one.parameters(), other.parameters(), strict=True):
         assert torch.equal(first, copy)
         assert copy is not again
@@ -89,6 +91,16 @@ def test_each_run_has_weights_of_its_own_and_they_are_the_scripts_first_ones(fol
         model.zero_grad()
         model(batch).backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_the_memory_of_a_run_is_free_when_it_has_ended(folder: Path) -> None:
+    loop = watched(folder, PLAIN)
+    model = model_of(loop)
+    model(next(iter(sets_of(loop)[0]))).backward()
+    kept = [weakref.ref(p) for p in model.parameters()]
+    del model
+    gc.collect()
+    assert [one() for one in kept if one() is not None] == []
 
 
 ACCUMULATED = """
@@ -274,6 +286,13 @@ while True:
 """
 
 
+def test_a_loop_over_a_single_micro_batch_is_no_length(folder: Path) -> None:
+    assert (
+        keys_of(watched(folder, GET_BATCH.replace("40, 2", "40, 1").replace("0, 2, 40", "0, 1, 40")))["run_samples"]
+        == 200
+    )
+
+
 def test_batches_of_a_call_become_a_stream_of_their_rows(folder: Path) -> None:
     loop = watched(folder, GET_BATCH)
     keys = keys_of(loop)
@@ -323,6 +342,36 @@ def test_a_script_for_several_processes_is_watched_as_one(
     assert keys_of(loop)["run_samples"] == 300
     assert isinstance(model_of(loop).inner, nn.Sequential), "what wraps the module is the study's own"
     assert not torch.distributed.is_initialized()
+
+
+WITHIN = """
+train_data, val_data = torch.randn(90, 8), torch.randn(40, 8)
+def get_batch(data):
+    picked = torch.randint(len(data), (5,))
+    return data[picked], data[picked] * 2
+class Doubles(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+    def forward(self, x, y):
+        return None, F.mse_loss(self.linear(x), y)
+model = Doubles()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for step in range(30):
+    _, loss = model(*get_batch(train_data))
+    (loss / 1).backward()
+    optimizer.step()
+"""
+
+
+def test_a_batch_that_is_made_within_the_call_of_the_model_is_found(folder: Path) -> None:
+    loop = watched(folder, WITHIN)
+    assert keys_of(loop)["run_samples"] == 150
+    train, val = (next(iter(one)) for one in sets_of(loop))
+    assert torch.equal(train[0] * 2, train[1])
+    data = loop.loss.place.global_
+    assert any(torch.equal(train[0], row) for row in data["train_data"])
+    assert any(torch.equal(val[0], row) for row in data["val_data"]), "the same call of val_data"
 
 
 REFUSED = {
