@@ -219,11 +219,22 @@ class OptimizerConfig(Strict):
 class Schedule(Strict):
     """How the learning rate changes in the course of a run, after its warm-up."""
 
-    type: Literal["warmup_stable_decay", "cosine", "constant"] = "warmup_stable_decay"
+    type: Literal["warmup_stable_decay", "cosine", "constant", "table"] = "warmup_stable_decay"
     """warmup_stable_decay: constant, then a linear fall to zero at the end of the budget. cosine: a half cosine, down
-    to zero. constant: no change."""
+    to zero. constant: no change. table: as `factors` has it."""
     decay: Fraction = 0.2
     """The share of the sample budget over which warmup_stable_decay falls: 0.2 or 20%."""
+    factors: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
+    """Of `type: table`: the learning rate as a share of its highest, at even distances from the first step to the last, and on straight lines
+    between. Its own warm-up is in it: `optimizer.warmup: 0`."""
+
+    @model_validator(mode="after")
+    def _a_table_has_factors(self) -> Schedule:
+        if (self.type == "table") != bool(self.factors) or len(self.factors) == 1:
+            raise ValueError(
+                f"schedule has type {self.type} and {len(self.factors)} factors; a table has two at least, and any other type none"
+            )
+        return self
 
 
 class MicroBatch(Strict):

@@ -62,4 +62,5 @@ def _of_the_optimizer(optimizer: StudyOptimizer) -> tuple[str, ...]:
 
 
 def _of_the_schedule(config: StudyConfig) -> tuple[str, ...]:
-    return ("type", "decay") if config.schedule.type == "warmup_stable_decay" else ("type",)
+    further = {"warmup_stable_decay": ("decay",), "table": ("factors",)}
+    return ("type", *further.get(config.schedule.type, ()))

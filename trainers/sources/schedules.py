@@ -1,29 +1,56 @@
-"""From a schedule of the learning rate that exists to the key `schedule`."""
+"""A schedule of the learning rate as it goes over a whole run, and the key `schedule` that is like it."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+import copy
+import math
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 
-def schedule_keys(schedule: Any, keys: dict[str, Any]) -> Iterator[str]:
-    """Set `schedule` to one of the study's that is like it, and yield what is to be told where there is none. None: the rate is constant."""
-    match name := _name(schedule):
-        case "NoneType" | "ConstantLR" | "get_constant_schedule":
-            keys["schedule"] = {"type": "constant"}
-        case "CosineAnnealingLR" | "get_cosine_schedule_with_warmup":
-            keys["schedule"] = {"type": "cosine"}
-        case "LinearLR" | "get_linear_schedule_with_warmup":
-            keys["schedule"] = {"type": "warmup_stable_decay", "decay": 0.99}
-        case _:
-            yield f"its schedule {name} is not one of the study's, which takes warmup_stable_decay; set schedule to choose another"
+NUM_FACTORS = 65
+"""Of a table: what changes within less than 1 % of a run is drawn out over that much."""
+MOST_CALLS = 200_000
+"""A schedule that is called more often is not followed."""
+ALIKE = 0.01
+"""So far, as a share of the highest rate, a schedule may be from one of those that have a name."""
 
 
-def _name(schedule: Any) -> str:
-    """Return the name of its class, or of the function of transformers that has made it."""
-    made_by = getattr(schedule, "lr_lambdas", [None])[0]
-    function = made_by.func if isinstance(made_by, functools.partial) else made_by
-    name = getattr(function, "__name__", "")
-    is_transformers = getattr(function, "__module__", "") == "transformers.optimization"
-    return name.removeprefix("_").removesuffix("_lr_lambda") if is_transformers else type(schedule).__name__
+def rates_of(schedule: Any, num_calls: int) -> list[float] | None:
+    """Return the rate of the first group after 0, 1, ... of its calls from now on; None where that depends on what is trained."""
+    if type(schedule).__name__ == "ReduceLROnPlateau" or num_calls > MOST_CALLS:
+        return None
+    optimizer = schedule.optimizer
+    stand_in = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    stand_in.param_groups = [
+        {**group, "params": stand_in.param_groups[0]["params"]} for group in optimizer.param_groups
+    ]
+    stand_in.defaults |= optimizer.defaults
+    again = copy.deepcopy(schedule, {id(optimizer): stand_in})
+    rates = [float(stand_in.param_groups[0]["lr"])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an optimizer that was not stepped
+        for _ in range(num_calls):
+            again.step()
+            rates.append(float(stand_in.param_groups[0]["lr"]))
+    return rates
+
+
+def schedule_like(rates: Sequence[float]) -> tuple[dict[str, Any], float]:
+    """Return the key `schedule` that goes as these rates of a run's steps do, and the highest of them."""
+    highest, last = max(rates), len(rates) - 1
+    steps = [rate / highest if highest else 1.0 for rate in rates]
+    named = {
+        "constant": [[1.0 for _ in steps]],
+        # Down to zero with the last step, or after it, as torch has it.
+        "cosine": [
+            [0.5 * (1 + math.cos(math.pi * n / end)) for n in range(len(steps))] for end in (max(1, last), last + 1)
+        ],
+    }
+    for name, curves in named.items():
+        if any(all(abs(one - other) <= ALIKE for one, other in zip(steps, curve, strict=True)) for curve in curves):
+            return {"type": name}, highest
+    factors = [steps[round(place / (NUM_FACTORS - 1) * last)] for place in range(NUM_FACTORS)]
+    return {"type": "table", "factors": [float(f"{one:.4g}") for one in factors]}, highest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from batchscout.trainers.config import TrialConfig
 
@@ -21,6 +22,11 @@ def _warmup(config: TrialConfig, samples_seen: int) -> float:
 
 def _after_warmup(config: TrialConfig, samples_seen: int) -> float:
     budget, schedule = config.sample_budget, config.schedule
+    if schedule.type == "table":
+        return factor_at(
+            schedule.factors,
+            (samples_seen - config.effective_batch_size) / max(1, budget - config.effective_batch_size),
+        )
     last_batch = config.split_in(config.phases[-1]).effective_batch_size
     if schedule.type == "cosine":
         # As below: spread over one step more than the budget, or the last step would not move.
@@ -31,3 +37,10 @@ def _after_warmup(config: TrialConfig, samples_seen: int) -> float:
         remaining = budget + last_batch - samples_seen
         return min(1.0, max(0.0, remaining / (schedule.decay * budget + last_batch)))
     return 1.0
+
+
+def factor_at(factors: Sequence[float], share: float) -> float:
+    """Return the factor of a table at a share of the run, from 0 at its first step to 1 at its last."""
+    place = min(1.0, max(0.0, share)) * (len(factors) - 1)
+    below = min(int(place), len(factors) - 2)
+    return factors[below] + (place - below) * (factors[below + 1] - factors[below])

@@ -12,6 +12,7 @@ from batchscout.orchestrator.output.exports.notes import (
     comments,
     header_of,
     shards_note,
+    table_note,
     text_of,
     tokens_note,
     without_ramp,
@@ -105,6 +106,7 @@ def _notes(r: Recommendation) -> list[str]:
     notes = [
         f"start it with: axolotl train FILE --launcher torchrun -- --nproc_per_node={r.world_size}",
         "sample_packing and sequence_len change what a sample is: leave them as the study's data had them",
+        *table_note(r, "axolotl"),
         *tokens_note(
             r,
             "axolotl has no budget of tokens; group_by_length: true keeps their number and changes the order of the samples",

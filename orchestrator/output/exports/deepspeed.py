@@ -7,7 +7,7 @@ import json
 from pydantic import JsonValue
 
 from batchscout.orchestrator.output.exports.counted import batches_of, decay_steps, max_steps, steps_of, warmup_steps
-from batchscout.orchestrator.output.exports.notes import cannot_be_said, header_of, tokens_note
+from batchscout.orchestrator.output.exports.notes import cannot_be_said, header_of, table_note, tokens_note
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
@@ -73,6 +73,7 @@ def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
             f"{cannot_be_said(r.optimizer, 'DeepSpeed')}: AdamW stands in its place; build yours, remove the key optimizer, and hand "
             "it to deepspeed.initialize(optimizer=...)"
         )
+    notes += table_note(r, "DeepSpeed")
     if steps := decay_steps(r):
         notes.append(
             f"schedule warmup_stable_decay cannot be said in DeepSpeed: the last {steps} steps were annealed "

@@ -11,6 +11,7 @@ from batchscout.orchestrator.output.exports.notes import (
     checkpointing_note,
     comments,
     header_of,
+    table_note,
     text_of,
     tokens_note,
     without_ramp,
@@ -76,6 +77,7 @@ def launch_notes(r: Recommendation) -> list[str]:
 def arguments_notes(recommendation: Recommendation, target: str) -> list[str]:
     """Return what these arguments cannot say. target: what they are called."""
     notes = checkpointing_note(recommendation, target, "gradient_checkpointing=True is full: slower, and less memory")
+    notes += table_note(recommendation, target)
     if recommendation.optimizer.type in ("muon", "adafactor", "own") or recommendation.optimizer.kwargs:
         notes.append(
             f"{cannot_be_said(recommendation.optimizer, target)}: build it yourself, and hand it to the Trainer, "

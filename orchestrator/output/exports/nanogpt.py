@@ -10,6 +10,7 @@ from batchscout.orchestrator.output.exports.notes import (
     comments,
     header_of,
     shards_note,
+    table_note,
     text_of,
     tokens_note,
     without_ramp,
@@ -49,6 +50,7 @@ def _nanogpt_notes(recommendation: Recommendation) -> list[str]:
             f"nanoGPT has no activation_checkpointing ({r.activation_checkpointing}): "
             "without it this micro-batch may not fit into memory"
         )
+    notes += table_note(r, "nanoGPT")
     if r.schedule.type == "warmup_stable_decay":
         notes.append("schedule warmup_stable_decay cannot be said in nanoGPT: it decays by a cosine after warm-up")
     if r.schedule.type == "constant" and r.warmup_samples:

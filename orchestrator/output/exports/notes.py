@@ -138,5 +138,14 @@ def checkpointing_note(recommendation: Recommendation, target: str, nearest: str
     return [f"activation_checkpointing {meant} cannot be said in {target}: {nearest}"]
 
 
+def table_note(recommendation: Recommendation, target: str) -> list[str]:
+    """Return what is lost of a schedule that only the user's own trainer has."""
+    if recommendation.schedule.type != "table":
+        return []
+    return [
+        f"the schedule is your own, and cannot be said in {target}: here the rate stays; use yours, with {recommendation.learning_rate:.4g} as its highest"
+    ]
+
+
 def text_of(lines: list[str]) -> str:
     return "\n".join(lines) + "\n"

@@ -15,6 +15,13 @@ def factor_lines(recommendation: Recommendation) -> list[str]:
     if recommendation.schedule.type == "cosine":
         progress = f"min(1.0, max(0.0, (step + 1 - {warmup}) / {total + 1 - warmup}))"
         return [*lines, f"    return min(warmup, 0.5 * (1 + math.cos(math.pi * {progress})))"]
+    if factors := recommendation.schedule.factors:
+        return [
+            f"    factors = {[*factors]}  # at even distances from the first step to the last",
+            f"    place = min(1.0, step / {max(1, total - 1)}) * {len(factors) - 1}",
+            f"    below = min(int(place), {len(factors) - 2})",
+            "    return factors[below] + (place - below) * (factors[below + 1] - factors[below])",
+        ]
     if decay:
         return [*lines, f"    return min(warmup, max(0.0, ({total} - step) / {decay + 1}))"]
     return [*lines, "    return warmup"]

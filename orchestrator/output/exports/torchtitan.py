@@ -12,6 +12,7 @@ from batchscout.orchestrator.output.exports.notes import (
     cannot_be_said,
     comments,
     header_of,
+    table_note,
     text_of,
     tokens_note,
     without_ramp,
@@ -74,6 +75,7 @@ def _torchtitan_notes(recommendation: Recommendation) -> list[str]:
     notes = [
         "torchtitan 0.2.2, --job.config_file; its main branch since configures in Python and counts the batch in tokens",
         "set training.seq_len to the sequence length of the study's data",
+        *table_note(r, "torchtitan"),
         "torchtitan decays every parameter; the study decayed those of two or more dimensions",
     ]
     notes += tokens_note(

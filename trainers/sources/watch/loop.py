@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
-from batchscout.trainers.sources.schedules import schedule_keys
-from batchscout.trainers.sources.settings import Settings
+from batchscout.trainers.sources.schedules import schedule_like
+from batchscout.trainers.sources.settings import Settings, num_samples_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
 from batchscout.trainers.sources.watch.batches import FromCall, FromLoader, loaders_of, validation_loader
 from batchscout.trainers.sources.watch.length import run_samples
 from batchscout.trainers.sources.watch.observer import Seen, num_samples_in
+from batchscout.trainers.sources.watch.rates import rates_of_run
 from batchscout.trainers.sources.watch.replay import Copies, LossOfBatch, give_back
 
 
@@ -145,20 +147,35 @@ def _pairs(seen: Seen, copies: dict[int, nn.Module]) -> Iterator[tuple[Tensor, T
 
 def settings(loop: Loop) -> Settings:
     """Return what the script's optimizer, schedule and loop say."""
-    told = list[str]()
     for group, rate in zip(loop.optimizer.param_groups, _base_rates(loop.seen), strict=True):
         group.setdefault("initial_lr", rate)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(loop.optimizer), "precision": _precision(loop.seen)}
-    schedule = next((one for one in loop.seen.schedulers if one.optimizer is loop.optimizer), None)
-    if schedule is None and (by_hand := _set_by_hand(loop.seen)):
-        told.append(by_hand)
-    else:
-        told += schedule_keys(schedule, keys)
-        keys["optimizer"]["warmup"] = 0
     batch = _samples_per_step(loop)
-    keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
     length = run_samples(loop.loss, loop.seen, batch)
+    told = list(_schedule(loop, keys, batch, length))
+    keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
     return Settings(keys, (*told, *_told(loop)), length, tuple(_taken(loop, batch)))
+
+
+def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) -> Iterator[str]:
+    """Set the schedule to the script's own, over its whole run, and the rate to the highest of it; yield what is to be told."""
+    source = loop.loss.source
+    per_pass = num_samples_of(source.loader.dataset) if isinstance(source, FromLoader) else None
+    steps = max(2, math.ceil((length or batch) / batch))
+    rates = rates_of_run(loop.seen, steps, per_pass / batch if per_pass else None) if length else None
+    if rates is None and len({step.rates for step in loop.seen.steps}) == 1 and not loop.seen.schedulers:
+        rates = [1.0, 1.0]
+    if rates is None:
+        yield (
+            f"how its learning rate changes over its run could not be foretold ({loop.seen.steps[0].rates[0]:.3g} in its first step, "
+            f"{keys['optimizer']['lr']:.3g} when the optimizer was made); a study takes its own warm-up and warmup_stable_decay to the latter: "
+            "set schedule to choose another"
+        )
+        return
+    keys["schedule"], highest = schedule_like(rates)
+    keys["optimizer"]["warmup"] = 0
+    if keys["schedule"]["type"] == "table":
+        keys["optimizer"]["lr"] = highest
 
 
 def _taken(loop: Loop, batch: int) -> Iterator[str]:
@@ -189,17 +206,6 @@ def _base_rates(seen: Seen) -> tuple[float, ...]:
     was made with."""
     constant = len(seen.steps) > 1 and len({step.rates for step in seen.steps}) == 1
     return seen.steps[0].rates if constant else seen.made_with[id(seen.steps[0].optimizer)]
-
-
-def _set_by_hand(seen: Seen) -> str | None:
-    """Return what is to be told of a learning rate that the script changes itself; None where it is constant as far as seen."""
-    made = _base_rates(seen)
-    if all(step.rates == made for step in seen.steps):
-        return None
-    return (
-        f"it sets its learning rate itself ({seen.steps[0].rates[0]:.3g} in its first step, {made[0]:.3g} when the optimizer was made), and a study "
-        "takes its own warm-up and warmup_stable_decay to the latter; set schedule to choose another"
-    )
 
 
 def _told(loop: Loop) -> Iterator[str]:

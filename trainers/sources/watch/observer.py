@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
@@ -207,7 +207,7 @@ class _Observer:
         clip = torch.nn.utils.clip_grad
         return [
             (Optimizer, "__init__", self._optimizer_made),
-            (LRScheduler, "__init__", self._scheduler_made),
+            *((kind, "__init__", self._scheduler_made) for kind in (LRScheduler, ReduceLROnPlateau)),
             (DataLoader, "__init__", self._loader_made),
             (DataLoader, "__iter__", self._iterated),
             (nn.Module, "__call__", self._called),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed
+import torch.nn.parallel.distributed as parallel_module
 from torch import nn
 
 _OF_A_RANK = {
@@ -64,9 +65,9 @@ def one_process(*, launched: bool) -> Iterator[None]:
     try:
         for name, stand_in in stand_ins.items():
             setattr(torch.distributed, name, stand_in)
-        parallel.DistributedDataParallel = parallel.distributed.DistributedDataParallel = _Alone  # type: ignore[assignment,misc]
+        parallel.DistributedDataParallel = parallel_module.DistributedDataParallel = _Alone  # type: ignore[assignment,misc]
         yield
     finally:
         for name, original in before.items():
             setattr(torch.distributed, name, original)
-        parallel.DistributedDataParallel = parallel.distributed.DistributedDataParallel = ddp
+        parallel.DistributedDataParallel = parallel_module.DistributedDataParallel = ddp

@@ -15,6 +15,7 @@ from torch import nn
 from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups, settings_of
 from batchscout.trainers.sources.watch import script
 from batchscout.trainers.sources.watch.loop import Loop
+from batchscout.trainers.step.learning_rate import factor_at
 
 HEAD = """
 import argparse, torch
@@ -128,6 +129,46 @@ def test_accumulated_micro_batches_are_one_step_and_a_sum_of_them_is_told(
     model.eval()
     wanted = nn.functional.cross_entropy(model.inner(batch[0]), batch[1])
     assert model(batch).item() == pytest.approx(wanted.item(), rel=1e-5), "the loss of a micro-batch by itself"
+
+
+SCHEDULED = """
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = {made}
+for epoch in range(4):
+    for x, y in train_loader:
+        optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+        {by_step}
+    {by_pass}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "by", "factors"),
+    [
+        ("torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)", "by_pass", [1, 0.5, 0.25, 0.125]),
+        ("torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5)", "by_step", [1, 0.5, 0.25, 0.125]),
+        ("torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 39)", "by_step", [0.9, 0.65, 0.4, 0.1]),
+        ("torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)", "by_step", None),
+        ("torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)", "by_step", None),
+    ],
+)
+def test_a_schedule_keeps_its_shape(folder: Path, made: str, by: str, factors: list[float] | None) -> None:
+    steps = {"by_step": "", "by_pass": ""} | {by: "schedule.step()"}
+    keys = keys_of(watched(folder, SCHEDULED.format(made=made, **steps)))
+    kind = keys["schedule"]["type"]
+    assert kind == ("table" if factors else "cosine" if "Cosine" in made else "constant")
+    assert (keys["optimizer"]["lr"], keys["optimizer"]["warmup"]) == (0.1, 0)
+    for share, factor in zip((0.1, 0.35, 0.6, 0.9), factors or (), strict=False):
+        assert factor_at(keys["schedule"]["factors"], share) == pytest.approx(factor, abs=0.02)
+
+
+def test_a_schedule_that_depends_on_the_loss_is_told_and_not_guessed(folder: Path) -> None:
+    text = SCHEDULED.format(
+        made="torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)", by_step="", by_pass="schedule.step(1.0)"
+    )
+    loop = watched(folder, text)
+    assert "schedule" not in keys_of(loop)
+    assert any("could not be foretold" in one for one in settings_of(loop, None).told)
 
 
 FORMS = {
@@ -268,7 +309,7 @@ iteration, accumulate, most = 0, 2, 40
 x, y = get_batch("train")
 while True:
     for group in optimizer.param_groups:
-        group["lr"] = 0.01 * (iteration + 1) / 10
+        group["lr"] = 0.01 * min(1.0, (iteration + 1) / 10)
     if iteration == 0:
         with torch.no_grad():
             print("val", model(*get_batch("val"))[1].item())
