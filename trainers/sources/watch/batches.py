@@ -140,7 +140,7 @@ def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]
 def _of(loader: DataLoader[Any], places: list[int]) -> DataLoader[Any]:
     return DataLoader(
         Subset(loader.dataset, places),
-        loader.batch_size,
+        batch_size_of(loader),
         shuffle=False,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
@@ -157,14 +157,29 @@ def validation_loader(
     """
     others = [one for one in made if one is not train and one.dataset is not train.dataset]
     by_name = {
-        word: value
+        word: _within(value)
         for name, value in named.items()
         for word in _VALIDATES
-        if word in name.lower() and any(value is one for one in others)
+        if word in name.lower() and any(_within(value) is one for one in others)
     }
     in_order = [by_name[word] for word in _VALIDATES if word in by_name]
     plain = [one for one in others if type(one.sampler).__name__ == "SequentialSampler"]
     return next(iter([*in_order, *(plain if len(plain) == 1 else [])]), None)
+
+
+def _within(loader: Any) -> Any:
+    """Return the loader in what accelerate has made of it."""
+    return getattr(loader, "base_dataloader", loader)
+
+
+def batch_size_of(loader: DataLoader[Any]) -> int:
+    """Return the samples of a batch, where a sampler of batches says it, too."""
+    batches: Any = loader
+    while batches is not None:
+        if getattr(batches, "batch_size", None):
+            return int(batches.batch_size)
+        batches = getattr(batches, "batch_sampler", None)
+    return 1
 
 
 def same_numbers(one: Any, other: Any) -> bool:

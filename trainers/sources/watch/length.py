@@ -51,11 +51,17 @@ def _count(loop: Loop, place: Place) -> int | None:
         return None
     over = loop.iter
     while isinstance(over, ast.Call) and not _is_range(over) and over.args:  # tqdm, enumerate
+        if ast.unparse(over.func).endswith("islice") and len(over.args) == 2:
+            return _whole_number(_value(over.args[1], place))
         over = over.args[0]
     if not (isinstance(over, ast.Call) and _is_range(over)):
         return None
     values = [_value(one, place) for one in over.args]
     return len(range(*values)) if all(isinstance(one, int) for one in values) else None
+
+
+def _whole_number(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _is_range(call: ast.Call) -> bool:

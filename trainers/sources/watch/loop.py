@@ -18,7 +18,7 @@ from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
 from batchscout.trainers.sources.schedules import schedule_like
 from batchscout.trainers.sources.settings import Settings, num_samples_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
-from batchscout.trainers.sources.watch.batches import FromCall, FromLoader, loaders_of, validation_loader
+from batchscout.trainers.sources.watch.batches import FromCall, FromLoader, batch_size_of, loaders_of, validation_loader
 from batchscout.trainers.sources.watch.length import run_samples
 from batchscout.trainers.sources.watch.observer import Seen, num_samples_in
 from batchscout.trainers.sources.watch.rates import rates_of_run
@@ -197,7 +197,7 @@ def _precision(seen: Seen) -> str:
 
 def _samples_per_step(loop: Loop) -> int:
     if isinstance(loop.loss.source, FromLoader):
-        return (loop.loss.source.loader.batch_size or 1) * loop.num_micro_batches
+        return batch_size_of(loop.loss.source.loader) * loop.num_micro_batches
     return num_samples_in(loop.loss.first) * loop.num_micro_batches
 
 

@@ -135,6 +135,8 @@ def _run(script: str, file: Path, args: Sequence[str], *, is_module: bool, launc
                 sys.modules["__main__"] = before
     if world.stopped is not None:
         raise ValueError(world.stopped)
+    if str(file.parent) not in sys.path and not is_module:
+        sys.path.append(str(file.parent))  # what it imports when its model is first called
     return seen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import textwrap
 import weakref
 from pathlib import Path
@@ -470,9 +471,21 @@ def test_what_is_no_study_is_refused_with_its_reason(folder: Path, reason: str) 
         watched(folder, REFUSED[reason])
 
 
-def test_the_process_is_as_it_was_afterwards(folder: Path) -> None:
-    import sys
+def test_a_script_in_another_folder_finds_what_is_beside_it_later_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend("nowhere")  # and takes back what is added to the path
+    (folder / "scripts").mkdir()
+    (folder / "scripts" / "beside_it.py").write_text("factor = 2.0\n")
+    lazy = "F.cross_entropy(net(x), y) * __import__('beside_it').factor"
+    (folder / "scripts" / "run.py").write_text(HEAD + PLAIN.replace("F.cross_entropy(net(x), y)", f"({lazy})"))
+    script.watched.cache_clear()
+    loop = script.made(script="scripts/run.py")
+    sys.modules.pop("beside_it")
+    assert model_of(loop)(next(iter(sets_of(loop)[0]))).item() > 0
 
+
+def test_the_process_is_as_it_was_afterwards(folder: Path) -> None:
     before = (torch.nn.Module.__call__, torch.Tensor.backward, torch.compile, list(sys.argv), sys.modules["__main__"])
     watched(folder, PLAIN)
     assert (
@@ -509,6 +522,37 @@ trainer = lightning.Trainer(max_epochs=5, accelerator="cpu", enable_progress_bar
 trainer.fit(Net(), {loaders})
 trainer.save_checkpoint("out.ckpt")
 """
+
+
+ACCELERATE = """
+from accelerate import Accelerator
+accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
+eval_loader = val_loader
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 20)
+net, optimizer, train_loader, eval_loader, schedule = accelerator.prepare(net, optimizer, train_loader, eval_loader, schedule)
+for epoch in range(4):
+    for step, batch in enumerate(train_loader):
+        with accelerator.accumulate(net):
+            loss = F.cross_entropy(net(batch[0]), batch[1])
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step(); schedule.step(); optimizer.zero_grad()
+"""
+
+
+def test_a_loop_of_accelerate_is_taken_with_what_it_prepares(folder: Path) -> None:
+    pytest.importorskip("accelerate")
+    loop = watched(folder, ACCELERATE)
+    keys = keys_of(loop)
+    recipe = {"lr": 0.01, "reference_batch_size": 12, "max_gradient_norm": 1.0}
+    assert recipe.items() <= keys["optimizer"].items()
+    assert (keys["schedule"]["type"], keys["run_samples"]) == ("table", 240)
+    model, batch = model_of(loop).eval(), next(iter(sets_of(loop)[0]))
+    wanted = nn.functional.cross_entropy(model.inner(batch[0]), batch[1])
+    assert model(batch).item() == pytest.approx(wanted.item()), "not divided by its accumulation"
+    assert len(sets_of(loop)[1].dataset) == 20
 
 
 def test_a_trainer_of_transformers_is_taken_where_it_would_begin_to_train(folder: Path) -> None:
