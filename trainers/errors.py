@@ -30,6 +30,10 @@ class SourceFault(ValueError):
     """An object that trains elsewhere cannot be made, or not be honoured. The message is in the user's words."""
 
 
+class NoStudy(SourceFault):
+    """What trains elsewhere is no study of one loss by one optimizer. The message is in the user's words."""
+
+
 class Obstacle(StrEnum):
     """What keeps a training step from being followed with tensors that have shapes and no values."""
 

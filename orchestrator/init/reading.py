@@ -58,6 +58,8 @@ class Module:
     """All of the file."""
     imported: Mapping[str, str] = field(default_factory=dict)
     """What each name stands for that the file imports."""
+    is_script: bool = False
+    """Something is done when it is run: at its import, or below `if __name__ == "__main__"`."""
     runs_at: int | None = None
     """The line at which an import would begin to train or the like, as no `if __name__ == "__main__"` is around it; None where there is
     none."""
@@ -78,6 +80,7 @@ def read_module(path: Path, name: str) -> Module:
         tuple(_function(node, names) for node in tree.body if isinstance(node, ast.FunctionDef)),
         tuple(names.calls(tree)),
         imported,
+        _runs_at(tree) is not None or any(isinstance(one, ast.If) and _is_main_guard(one) for one in tree.body),
         _runs_at(tree),
     )
 
@@ -220,6 +223,10 @@ def _merged(written: Sequence[str], annotated: Sequence[str]) -> Sequence[str]:
     if len(written) != len(annotated):
         return annotated if len(annotated) > len(written) else written
     return [one or other for one, other in zip(written, annotated, strict=True)]
+
+
+def _is_main_guard(statement: ast.If) -> bool:
+    return "__name__" in ast.unparse(statement.test)
 
 
 def _runs_at(tree: ast.Module) -> int | None:

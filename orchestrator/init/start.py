@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -15,8 +16,9 @@ from batchscout.orchestrator.init.command import Command
 from batchscout.orchestrator.init.kinds import Project
 from batchscout.orchestrator.init.reading import Class, Function, Module, read_module
 from batchscout.orchestrator.init.study_file import Machine, Written, written
-from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subject, WatchedSubject, subject_of
+from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subject, WatchedSubject, script_of, subject_of
 from batchscout.trainers.before.source import Source, read_source
+from batchscout.trainers.errors import NoStudy, SourceFault
 from batchscout.trainers.files import own_file, quoted, written_whole
 
 MOST_FILES = 2000
@@ -73,9 +75,10 @@ def watch(command: Command, to: str | None, say: Callable[[str], None]) -> Start
     return Started(path, subject, file.to_do, said.told)
 
 
-def start(what: str, to: str | None) -> Started:
+def start(what: str, to: str | None, say: Callable[[str], None] = lambda _: None) -> Started:
     """Write a study file. what: a folder, or `package.module:callable` below this one. to: the file; study.yaml in the folder if it is
-    None. Raises ValueError where the file is there already, or `what` is not."""
+    None. A folder's script is watched, if it has one that makes an optimizer and no function makes all that it trains; else nothing is run.
+    Raises ValueError where the file is there already, or `what` is not."""
     module_name, colon, name = what.partition(":")
     folder = Path() if colon else Path(what)
     if not folder.is_dir():
@@ -85,9 +88,34 @@ def start(what: str, to: str | None) -> Started:
     read = read_folder(folder)
     subject = subject_of(read.project, _named(read.project, module_name, name) if colon else None)
     told = (*read.unread, *_runs_when_imported(read.project, subject))
+    if not colon and not (isinstance(subject, FromSubject) and subject.is_there):
+        watched = _watch_in(folder, read.project, path, say)
+        if isinstance(watched, Started):
+            return watched
+        told = (*told, *watched)
     file = written(subject, _study_name(folder.absolute().name), path.name, _machine(), told)
     _write(path, file)
     return Started(path, subject, file.to_do, told)
+
+
+def _watch_in(folder: Path, project: Project, path: Path, say: Callable[[str], None]) -> Started | tuple[str, ...]:
+    """Watch a folder's script, if there is one; else return what is to be told of it. Raises NoStudy where it is none."""
+    found = script_of(project)
+    if found is None:
+        return ()
+    module, call = found
+    script = str(module.path.relative_to(folder))
+    say(
+        f"{script} makes the optimizer ({call.name}, line {call.line}); another script is named with its arguments: batchscout init SCRIPT.py ..."
+    )
+    to = path.absolute()
+    with contextlib.chdir(folder):
+        try:
+            return watch(Command(script), str(to), say)
+        except NoStudy:
+            raise
+        except SourceFault as fault:
+            return (f"{fault}. So the files were read instead: run batchscout init {script} with its arguments",)
 
 
 def _refuse_to_overwrite(path: Path) -> None:

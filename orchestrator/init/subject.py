@@ -106,6 +106,17 @@ def subject_of(project: Project, named: tuple[Module, Class | Function] | None =
     return made or _own(project, _best_model(project), _data_of(project))
 
 
+def script_of(project: Project) -> tuple[Module, Call] | None:
+    """Return the script that trains, with the call that says so: the first one that makes an optimizer or a Trainer."""
+    for module in project.modules:
+        for call in module.calls if module.is_script else ():
+            if (call.name.startswith("torch.optim.") and "lr_scheduler" not in call.name) or project.kind_of(
+                call.name
+            ) is Kind.TRAINER:
+                return module, call
+    return None
+
+
 def place(module: Module, one: Class | Function | Call, name: str = "") -> Place:
     where = f"{module.path.name}, line {one.line}"
     required = one.required if isinstance(one, Class | Function) else ()

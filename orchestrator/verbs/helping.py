@@ -14,22 +14,25 @@ SCHEMAS = ("study", "status", "recommendation")
 
 
 def init(arguments: argparse.Namespace) -> int:
-    """Write a commented study file. Of a script: it runs until its second optimizer step, and is looked at. Of a folder, or of what an import
-    path names, nothing is run."""
+    """Write a commented study file. Of a script: it runs until its second optimizer step, and is looked at. Of a folder: its script is, or
+    its files are read. Of what an import path names nothing is run."""
     from batchscout.orchestrator.init.command import command_in
     from batchscout.orchestrator.init.start import found_text, start, watch
 
+    def say(told: str) -> None:
+        print(told, file=sys.stderr, flush=True)
+
     words = [*(["-m"] if arguments.is_module else []), arguments.what, *arguments.args]
     if (command := command_in(words)) is not None:
-        done = watch(command, arguments.to, say=lambda told: print(told, file=sys.stderr, flush=True))
+        done = watch(command, arguments.to, say)
     elif arguments.args[:1] == ["--to"] and len(arguments.args) == 2:  # as it may be typed, too
-        done = start(arguments.what, arguments.args[1])
+        done = start(arguments.what, arguments.args[1], say)
     elif arguments.args:
         raise ValueError(
             f"{' '.join(words)} names no script; give a file of Python, or -m and a module, before its arguments"
         )
     else:
-        done = start(arguments.what, arguments.to)
+        done = start(arguments.what, arguments.to, say)
     said = [
         found_text(done.subject),
         f"wrote {quoted(done.path)}",

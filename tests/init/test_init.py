@@ -433,6 +433,26 @@ def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(
     assert {one.name for one in home.iterdir()} == {"train.py", "study.yaml"}
 
 
+def test_of_a_folder_the_script_that_makes_the_optimizer_is_watched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(tmp_path, **{"learn": SCRIPT.replace("required=True", "default=0.02"), "net": NET})
+    code, printed, error = init(capsys, str(tmp_path))
+    assert code == 0
+    assert "learn.py makes the optimizer (torch.optim.Adam, line 11)" in error
+    assert "model: Linear (15 parameters)" in printed
+    assert yaml.safe_load((tmp_path / "study.yaml").read_text())["from"] == {"script": "learn.py"}
+
+
+def test_a_folder_whose_script_needs_arguments_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project(tmp_path, train=SCRIPT, net=NET)
+    code, printed, _ = init(capsys, str(tmp_path))
+    assert code == 0
+    assert "the following arguments are required: --to" in printed
+    assert "run batchscout init train.py with its arguments" in " ".join(printed.split())
+    assert yaml.safe_load((tmp_path / "study.yaml").read_text())["model"] == {"target": "net:Net"}
+
+
 @pytest.mark.parametrize(
     ("words", "command"),
     [

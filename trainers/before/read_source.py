@@ -15,7 +15,7 @@ from batchscout.trainers.config import call_target, resolve
 from batchscout.trainers.criteria import MeanLoss
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
-from batchscout.trainers.errors import LossFault, raised_text, users_frame
+from batchscout.trainers.errors import LossFault, NoStudy, raised_text, users_frame
 from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, seeded
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
@@ -43,7 +43,7 @@ def _answer(source: Source) -> dict[str, Any]:
     try:
         said = read(source)
     except ValueError as error:
-        return {"fault": str(error)}
+        return {"fault": str(error), "is_no_study": isinstance(error, NoStudy)}
     except Exception as error:
         file, line = users_frame(error)
         return {

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from batchscout.trainers.before.own_process import own_process
-from batchscout.trainers.errors import SourceFault
+from batchscout.trainers.errors import NoStudy, SourceFault
 from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.user_code import SCRIPT
 
@@ -40,7 +40,8 @@ class Source:
 
 
 def read_source(source: Source) -> Settings:
-    """Make the object and read it. Raises SourceFault, in the user's words, where it cannot be made or cannot be honoured."""
+    """Make the object and read it. Raises SourceFault, in the user's words, where it cannot be made or cannot be honoured, and NoStudy
+    where no way to write it would help."""
     with own_process(OTHER_END, asdict(source), [os.getcwd(), *sys.path]) as process:
         watch = threading.Timer(LONGEST_SECONDS, process.end)
         watch.daemon = True
@@ -60,4 +61,5 @@ def read_source(source: Source) -> Settings:
         elif fault is None:
             last_words = "\n".join(process.last_words().strip().splitlines()[-5:])
             fault = f"its process ended with exit code {process.exit_code()}: {last_words}"
-    raise SourceFault(f"from.{source.library} {source.target}: {fault}")
+    kind = NoStudy if answer.get("is_no_study") else SourceFault
+    raise kind(f"from.{source.library} {source.target}: {fault}")

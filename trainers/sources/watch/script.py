@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from batchscout.trainers.errors import raised_text, users_frame
+from batchscout.trainers.errors import NoStudy, raised_text, users_frame
 from batchscout.trainers.files import quoted
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
 from batchscout.trainers.sources.watch.flags import Option, options_by_name
@@ -75,7 +75,7 @@ def watched(script: str, args: tuple[str, ...]) -> Watched:
             raise
         seen = _run(script, file, args, is_module=is_module, launched=True)
     if (reason := refused(seen)) is not None:
-        raise ValueError(reason)
+        raise NoStudy(reason)
     if seen.handed is not None:
         return Watched(seen.handed, tuple(seen.options))
     loss = loss_of(seen)
