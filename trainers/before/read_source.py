@@ -12,7 +12,7 @@ from torch import nn
 from batchscout.trainers.before.own_process import asked
 from batchscout.trainers.before.source import Library, Source
 from batchscout.trainers.config import call_target, resolve
-from batchscout.trainers.criteria import MeanLoss
+from batchscout.trainers.criteria import IGNORED_TARGET, MeanLoss
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
 from batchscout.trainers.errors import LossFault, NoStudy, raised_text, users_frame
@@ -62,13 +62,18 @@ def read(source: Source) -> Settings:
     assert module is not None
     assert loaders is not None
     settings = settings_of(made, loaders[0])
+    if not settings.taken:
+        size = sum(p.numel() for p in module.parameters())
+        inner = type(getattr(module, "inner", module)).__name__
+        settings = replace(settings, taken=(f"model: {inner} ({size:,} parameters), as its Trainer has it",))
     train_set, _ = loaded(loaders, source.target)
     train_set = first_of(train_set, SAMPLES_LOOKED_AT)
     if isinstance(made, Loop) and source.num_targets is None and _is_a_sum(module, train_set):
         kwargs = {**kwargs, "sums": True}
         settings, loss = settings_of(replace(made, sums=True), loaders[0]), None
     else:
-        loss = _loss(module, train_set, source.num_targets)
+        ignored = made.seen.ignored_targets if isinstance(made, Loop) else set[int]()
+        loss = _loss(module, train_set, source.num_targets, min(ignored, default=IGNORED_TARGET))
     if source.library == "script":
         kwargs = {**kwargs, **_flags(source, settings)}
     place = {"target": target, "kwargs": kwargs}
@@ -85,13 +90,14 @@ def _check_kind(made: Any, library: Library) -> None:
         raise ValueError(f"returned {what}; return {_WANTED[library]}")
 
 
-def _loss(module: nn.Module, train_set: SampleSet, over: str | None) -> MeanLoss | None:
+def _loss(module: nn.Module, train_set: SampleSet, over: str | None, ignored: int) -> MeanLoss | None:
     """Return what the module's mean is a mean over; None where it counts that itself. Which it is, is tried: the losses of some
     samples must add up to that of all of them in one batch."""
     if over is None and isinstance(module, OfTrainer) and module.count(fetch(train_set, [0])) is not None:
         return None
     tried = [over] if over else ["targets", "samples"]
-    found = {one: _fault_of(MeanLoss(over=one), module, train_set) for one in tried}
+    losses = {one: MeanLoss(over=one, ignore_index=ignored) for one in tried}
+    found = {one: _fault_of(loss, module, train_set) for one, loss in losses.items()}
     right = next((one for one, fault in found.items() if fault is None), None)
     if right is None:
         faults = "; ".join(f"as a mean over {one}: {fault}" for one, fault in found.items())
@@ -99,7 +105,7 @@ def _loss(module: nn.Module, train_set: SampleSet, over: str | None) -> MeanLoss
             f"its loss is a mean, and over what is not clear ({faults}); say it: from: {{..., num_targets: package.module:callable}}, which "
             "takes a batch and returns the number that its loss is a mean over"
         )
-    return MeanLoss(over=right)
+    return losses[right]
 
 
 def _flags(source: Source, settings: Settings) -> dict[str, dict[str, str]]:
@@ -126,6 +132,12 @@ def _fault_of(loss: MeanLoss, module: nn.Module, train_set: SampleSet) -> Fault 
         return not_adding_up(module, loss_function(loss), train_set, torch.device("cpu"))
     except LossFault as fault:
         return fault
+    except Exception as error:  # of the user's loss
+        place, line = users_frame(error)
+        raise ValueError(
+            f"the loss of some of its samples by themselves raised {raised_text(error)} (in {place}, line {line}); it must hold for a batch of "
+            "one sample, too"
+        ) from error
 
 
 if __name__ == "__main__":

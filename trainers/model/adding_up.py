@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.data.batches import fetch, leaves, move
+from batchscout.trainers.data.batches import fetch, leaves, move, read
 from batchscout.trainers.data.packed_rows import Packed
 from batchscout.trainers.data.samples import SampleSet
 from batchscout.trainers.errors import LossFault
 from batchscout.trainers.model.contract import check_loss
 from batchscout.trainers.model.losses import LossFunction
+from batchscout.trainers.sources.kinds import library_of
 
 # A sum over two equal samples is twice that over one, a mean the same: in between lies what else a loss may hold.
 SUM_OR_MEAN = 1.5
@@ -125,6 +126,12 @@ def not_adding_up(module: nn.Module, loss: LossFunction, train_set: SampleSet, d
     """Return by how much the losses or gradients of some samples do not add up to those of all in one batch; None where they do, and
     where random numbers move the loss, so that nothing can be said."""
     indices = _unlike(train_set, SAMPLES_THAT_ADD_UP)
+    if library_of(getattr(train_set, "__getitems__", None)) in (
+        "",
+        "torch",
+        "datasets",
+    ):  # another may pad them to each other
+        train_set = _Drawn(train_set)
 
     def measured(part: Sequence[int], seed: int = 0) -> tuple[float, float]:
         with seeded(module, seed):
@@ -140,6 +147,23 @@ def not_adding_up(module: nn.Module, loss: LossFunction, train_set: SampleSet, d
             return NotAddingUp(figure, of_all, sum(parts), len(indices))
     apart = _gradients_apart(module, loss, train_set, indices, device)
     return GradientsNotAddingUp(apart, len(indices)) if apart is not None and apart > GRADIENTS_ADD_UP_WITHIN else None
+
+
+class _Drawn:
+    """A set whose samples, once read, stay as they are: each reading may change a sample at random, as pictures are turned or cut."""
+
+    def __init__(self, samples: SampleSet) -> None:
+        self._samples, self._drawn = samples, dict[int, Any]()
+        if hasattr(samples, "collate_fn"):
+            self.collate_fn = samples.collate_fn  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self._drawn:
+            (self._drawn[index],) = read(self._samples, [index])
+        return self._drawn[index]
 
 
 def _unlike(train_set: SampleSet, count: int) -> list[int]:

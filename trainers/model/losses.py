@@ -164,12 +164,19 @@ def _counted(loss: MeanLoss, batch: Any) -> Tensor:
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
     match loss.over:
         case "samples":
-            return torch.tensor(len(tensors[0]), device=tensors[0].device)
+            return torch.tensor(len(tensors[0]), device=tensors[0].device) if tensors else torch.tensor(_length(batch))
         case "targets":
             targets = _targets_in(batch, loss)
             return (targets != loss.ignore_index).sum()
         case path:
-            return torch.as_tensor(resolve(path)(batch), device=tensors[0].device)
+            return torch.as_tensor(resolve(path)(batch), device=tensors[0].device if tensors else None)
+
+
+def _length(batch: Any) -> int:
+    """Return how many samples a batch without tensors has: texts, which the module makes tensors of."""
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    first = parts[0] if isinstance(parts, list | tuple) and parts else parts
+    return len(first) if isinstance(first, list | tuple) else len(parts)
 
 
 def _targets_in(batch: Any, loss: MeanLoss) -> Tensor:

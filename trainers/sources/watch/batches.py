@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from batchscout.trainers.sources.settings import num_samples_of
 
@@ -54,7 +62,7 @@ def call_source(call: ast.Call, names: Mapping[str, Any]) -> FromCall:
     """Return what calls it again and again. names: what the names in it stand for."""
 
     def calls(node: ast.Call) -> Callable[[], Any]:
-        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval")
+        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval", dont_inherit=True)
         return lambda: eval(code, dict(names))  # the script's own expression
 
     return FromCall(ast.unparse(call), calls(call), _validating(call, calls, names))
@@ -116,25 +124,65 @@ def loaders_of(source: Source, validation: DataLoader[Any] | None) -> tuple[Any,
     """Return what a study trains on and what it evaluates on. validation: the script's own loader for that, if it was seen."""
     match source:
         case FromLoader(loader):
-            return (loader, validation) if validation is not None else held_out(loader)
+            train = loader if _takes_each_once(loader) else _of(loader, _places_of(loader))
+            return (train, validation) if validation is not None else held_out(train)
         case FromCall():
             return Rows(source.next), Rows(source.validation or source.next)
         case FromTensors(tensors):
             return held_out(DataLoader(TensorDataset(*tensors)))
 
 
+def draws_at_will(loader: DataLoader[Any]) -> bool:
+    """True if it draws samples alike, but some of them several times in a pass, or not at all."""
+    sampler = loader.sampler
+    return isinstance(sampler, RandomSampler) and (
+        sampler.replacement or sampler.num_samples != len(sampler.data_source)
+    )
+
+
+def _takes_each_once(loader: DataLoader[Any]) -> bool:
+    """True if it is the loader of all samples of its set; what it does otherwise is for others to refuse."""
+    return not draws_at_will(loader) and not isinstance(loader.sampler, SubsetRandomSampler)
+
+
+def _places_of(loader: DataLoader[Any]) -> list[int]:
+    """Return the samples of its set that a loader goes through, in their order. Raises ValueError where it prefers some of them."""
+    sampler = loader.sampler
+    if isinstance(sampler, SubsetRandomSampler):
+        return sorted(map(int, sampler.indices))
+    if not isinstance(sampler, RandomSampler | SequentialSampler) and not hasattr(sampler, "num_replicas"):
+        raise ValueError(
+            f"its DataLoader chooses its samples by a {type(sampler).__name__}, and every batch of a study must see the same samples in the same "
+            "order; let the data set hold the samples as often as they are to come, and leave the sampler out"
+        )
+    return list(range(num_samples_of(loader.dataset) or 0))
+
+
 def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Return the loader in two: its samples but every tenth, and these. Raises ValueError where they cannot be told apart."""
-    number = num_samples_of(loader.dataset)
-    if number is None or number < 2:
+    if num_samples_of(loader.dataset) is None:
         raise ValueError(
             "the script shows no data to validate on, and its training data are a stream, of which none can be held out; have it make a "
             "DataLoader of validation data before it trains"
         )
-    every = max(2, round(1 / HELD_OUT))
-    kept = [place for place in range(number) if place % every != every - 1 or number < every]
-    rest = sorted(set(range(number)) - set(kept)) or kept[-1:]
-    return _of(loader, kept), _of(loader, rest)
+    places = _places_of(loader)
+    if len(places) < 2:
+        raise ValueError(
+            f"the script shows no data to validate on, and of {len(places)} training samples none can be held out; have it make a "
+            "DataLoader of validation data before it trains"
+        )
+    every = min(len(places), round(1 / HELD_OUT))
+    return _of(loader, [one for n, one in enumerate(places) if n % every != every - 1]), _of(
+        loader, places[every - 1 :: every]
+    )
+
+
+def with_plain_batches(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return the loader with batches that are dictionaries of Python's own."""
+    collate = loader.collate_fn
+    plain = _of(loader, _places_of(loader))
+    plain.collate_fn = lambda samples: dict(collate(samples))
+    return plain
 
 
 def _of(loader: DataLoader[Any], places: list[int]) -> DataLoader[Any]:
@@ -151,25 +199,39 @@ def _of(loader: DataLoader[Any], places: list[int]) -> DataLoader[Any]:
 def validation_loader(
     train: DataLoader[Any], made: list[DataLoader[Any]], named: Mapping[str, Any]
 ) -> DataLoader[Any] | None:
-    """Return the script's loader of validation data: by its name, or as the only other one that is not shuffled.
+    """Return the script's loader of validation data: by its name, or as the only other one that has no name and is not shuffled.
 
     made: the loaders that the script made. named: what the names around its loop stand for.
     """
-    others = [one for one in made if one is not train and one.dataset is not train.dataset]
+    others = [one for one in made if one is not train and (one.dataset is not train.dataset or _is_apart(one, train))]
     by_name = {
-        word: _within(value)
+        word: within(value)
         for name, value in named.items()
         for word in _VALIDATES
-        if word in name.lower() and any(_within(value) is one for one in others)
+        if word in _words(name) and not {*_TRAINS} & _words(name) and any(within(value) is one for one in others)
     }
+    has_a_name = {id(within(value)) for value in named.values()}
     in_order = [by_name[word] for word in _VALIDATES if word in by_name]
-    plain = [one for one in others if type(one.sampler).__name__ == "SequentialSampler"]
+    nameless = [one for one in others if id(one) not in has_a_name]
+    plain = [one for one in nameless if isinstance(one.sampler, SequentialSampler) or one.dataset is train.dataset]
     return next(iter([*in_order, *(plain if len(plain) == 1 else [])]), None)
 
 
-def _within(loader: Any) -> Any:
+def _words(name: str) -> set[str]:
+    """Return the words of a name: of `valLoader2` val and loader."""
+    return {one.lower() for one in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+
+
+def _is_apart(one: DataLoader[Any], other: DataLoader[Any]) -> bool:
+    """True if both go through some samples of one set, and none through a sample of the other."""
+    both = isinstance(one.sampler, SubsetRandomSampler) and isinstance(other.sampler, SubsetRandomSampler)
+    return both and not {*_places_of(one)} & {*_places_of(other)}
+
+
+def within(loader: Any) -> Any:
     """Return the loader in what accelerate has made of it."""
-    return getattr(loader, "base_dataloader", loader)
+    is_accelerates = type(loader).__module__.partition(".")[0] == "accelerate"
+    return getattr(loader, "base_dataloader", loader) if is_accelerates else loader
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:

@@ -4,34 +4,66 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from batchscout.trainers.sources.settings import num_samples_of
 from batchscout.trainers.sources.watch.batches import FromLoader
 from batchscout.trainers.sources.watch.observer import Place, Seen
 from batchscout.trainers.sources.watch.replay import LossOfBatch
-from batchscout.trainers.sources.watch.statements import Loop, ends_at, loops_around
+from batchscout.trainers.sources.watch.statements import (
+    Loop,
+    counted_in,
+    ends_at,
+    is_set_in,
+    loops_around,
+    targets_of,
+)
 
 
-def run_samples(loss: LossOfBatch, seen: Seen, samples_per_step: int) -> int | None:
-    """Return the samples that the script's run has; None where that is not to be seen."""
+def run_samples(loss: LossOfBatch, seen: Seen, micro_batch_size: int) -> int | None:
+    """Return the samples that the script's run has; None where that is not to be seen. micro_batch_size: samples of a call of backward."""
     assert seen.backward is not None
     loops = [(loop, place) for place, tree in _places(seen) for loop in loops_around(tree, place.position)]
-    ends = [end for loop, place in loops for end in _ends(loop, place)]
-    most = min(ends) * samples_per_step if ends else None
-    counts = [_count(loop, place) for loop, place in loops]
-    steps_or_passes = [one for one in counts if one is not None and not _is_of_micro_batches(one, seen)]
-    rounds = math.prod(steps_or_passes)
-    goes_through = any(
-        isinstance(loop, ast.For) and count is None for (loop, _), count in zip(loops, counts, strict=True)
-    )
-    found = None
-    if goes_through and isinstance(loss.source, FromLoader):
-        found = rounds * (num_samples_of(loss.source.loader.dataset) or 0)
-    elif steps_or_passes:
-        found = rounds * samples_per_step
-    return min((int(one) for one in (found, most) if one), default=None)
+    rounds = [_rounds(loop, place, loss, micro_batch_size) for loop, place in loops]
+    whole = math.prod(one for one in rounds if one is not None) if loops and None not in rounds else None
+    micro_batches_per_step = max(1, seen.steps[-1].num_backwards)
+    most: list[float] = [whole] if whole is not None else []
+    for number, (loop, place) in enumerate(loops):
+        for end in _counted_to(loop, place, [other for other, _ in loops[number + 1 :]]):
+            inner = rounds[: end.depth(loops)]
+            if None not in inner:
+                per_round = (
+                    micro_batches_per_step if end.is_guarded else math.prod(one for one in inner if one is not None)
+                )
+                most.append(end.value * per_round)
+    if not most:
+        return None
+    samples = min(most) * micro_batch_size
+    if (
+        isinstance(loss.source, FromLoader)
+        and (size := num_samples_of(loss.source.loader.dataset))
+        and min(most) == whole
+    ):
+        per_pass = math.ceil(size / micro_batch_size)
+        samples = min(samples, math.ceil(min(most) / per_pass) * size)  # the last batch of a pass may be smaller
+    return int(samples)
+
+
+@dataclass(frozen=True)
+class _End:
+    """A count at which a loop ends."""
+
+    value: float
+    counts_in: Loop
+    """The loop whose rounds are counted."""
+    is_guarded: bool
+    """Only some of them are: those with an optimizer step."""
+
+    def depth(self, loops: Sequence[tuple[Loop, Place]]) -> int:
+        """Return how many loops are within the one whose rounds are counted."""
+        return next(n for n, (loop, _) in enumerate(loops) if loop is self.counts_in)
 
 
 def _places(seen: Seen) -> Iterator[tuple[Place, ast.Module]]:
@@ -41,23 +73,36 @@ def _places(seen: Seen) -> Iterator[tuple[Place, ast.Module]]:
             yield place, ast.parse(stream.read())
 
 
-def _is_of_micro_batches(count: int, seen: Seen) -> bool:
-    return count == seen.steps[0].num_backwards
-
-
-def _count(loop: Loop, place: Place) -> int | None:
-    """Return how often a loop over a range goes round; None of any other."""
+def _rounds(loop: Loop, place: Place, loss: LossOfBatch, micro_batch_size: int) -> int | None:
+    """Return how often a loop goes round; None where only its end tells."""
     if not isinstance(loop, ast.For):
         return None
+    own = [int(end) for name, end, _ in ends_at(loop, place, value_of) if name in targets_of(loop)]
     over = loop.iter
     while isinstance(over, ast.Call) and not _is_range(over) and over.args:  # tqdm, enumerate
         if ast.unparse(over.func).endswith("islice") and len(over.args) == 2:
-            return _whole_number(_value(over.args[1], place))
+            return _whole_number(value_of(over.args[1], place))
         over = over.args[0]
-    if not (isinstance(over, ast.Call) and _is_range(over)):
-        return None
-    values = [_value(one, place) for one in over.args]
-    return len(range(*values)) if all(isinstance(one, int) for one in values) else None
+    if isinstance(over, ast.Call) and _is_range(over):
+        values = [value_of(one, place) for one in over.args]
+        found = len(range(*values)) if values and all(isinstance(one, int) for one in values) else None
+    elif isinstance(loss.source, FromLoader):
+        size = num_samples_of(loss.source.loader.dataset)
+        found = math.ceil(size / micro_batch_size) if size else None
+    else:
+        found = None
+    known = [one for one in (found, *own) if one is not None]
+    return min(known, default=None)
+
+
+def _counted_to(loop: Loop, place: Place, around: Sequence[Loop]) -> Iterator[_End]:
+    """Yield the ends of a loop that counts what is never set back: steps, or passes of an inner loop."""
+    outermost = around[-1] if around else loop
+    for name, value, _ in ends_at(loop, place, value_of):
+        if name in targets_of(loop) if isinstance(loop, ast.For) else False:
+            continue
+        if (found := counted_in(loop, name)) is not None and not is_set_in(outermost, name):
+            yield _End(value, *found)
 
 
 def _whole_number(value: Any) -> int | None:
@@ -68,23 +113,25 @@ def _is_range(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Name) and call.func.id in ("range", "trange")
 
 
-def _ends(loop: Loop, place: Place) -> Iterator[float]:
-    """Yield the counts at which a loop ends: a counter of steps that has reached one."""
-    for one in ends_at(loop):
-        value = _value(one, place)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value > 1:
-            yield float(value)
-
-
-def _value(node: ast.expr, place: Place) -> Any:
+def value_of(node: ast.expr, place: Place) -> Any:
     """Return what a plain expression stands for: a number, a name, an attribute, or arithmetic of these; None of anything else."""
     if any(not isinstance(one, _PLAIN) for one in ast.walk(node)):
         return None
     try:
-        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval")
+        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval", dont_inherit=True)
         return eval(code, {**place.global_, **place.local})  # names and numbers of the script's own
     except Exception:  # a name that is given a value later
         return None
 
 
-_PLAIN = (ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.operator, ast.UnaryOp, ast.unaryop, ast.expr_context)
+_PLAIN = (
+    ast.Name,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Constant,
+    ast.BinOp,
+    ast.operator,
+    ast.UnaryOp,
+    ast.unaryop,
+    ast.expr_context,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import weakref
+from collections import UserDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,18 @@ from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
 from batchscout.trainers.sources.schedules import schedule_like
 from batchscout.trainers.sources.settings import Settings, num_samples_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
-from batchscout.trainers.sources.watch.batches import FromCall, FromLoader, batch_size_of, loaders_of, validation_loader
-from batchscout.trainers.sources.watch.length import run_samples
-from batchscout.trainers.sources.watch.observer import Seen, num_samples_in
+from batchscout.trainers.sources.watch.batches import (
+    FromCall,
+    FromLoader,
+    batch_size_of,
+    draws_at_will,
+    loaders_of,
+    validation_loader,
+    with_plain_batches,
+    within,
+)
+from batchscout.trainers.sources.watch.length import run_samples, value_of
+from batchscout.trainers.sources.watch.observer import Place, Seen, num_samples_in
 from batchscout.trainers.sources.watch.rates import rates_of_run
 from batchscout.trainers.sources.watch.replay import Copies, LossOfBatch, give_back
 
@@ -48,12 +58,18 @@ class Loop:
 
     @property
     def loaders(self) -> tuple[Any, Any]:
-        return loaders_of(self.loss.source, self.validation)
+        found = loaders_of(self.loss.source, self.validation)
+        return (with_plain_batches(found[0]), with_plain_batches(found[1])) if self.boxes else found
+
+    @property
+    def boxes(self) -> bool:
+        """True if its batches are dictionaries of a library's own kind, such as a tokenizer's: a study passes plain ones on."""
+        return isinstance(self.loss.first, UserDict)
 
     @property
     def num_micro_batches(self) -> int:
         """Of an optimizer step."""
-        return max(1, self.seen.steps[0].num_backwards)
+        return max(1, self.seen.steps[-1].num_backwards)  # the first step of some comes too early
 
     @property
     def is_averaged(self) -> bool:
@@ -66,22 +82,13 @@ class Loop:
 
     def _is_divided(self, count: int) -> bool:
         """True if the script's statements divide the loss by so many."""
-        parts = [*self.loss.code.statements, self.loss.code.loss]
-        by = [
-            one.right if isinstance(one, ast.BinOp) else one.value
-            for part in parts
-            for one in ast.walk(part)
-            if isinstance(one, ast.BinOp | ast.AugAssign) and isinstance(one.op, ast.Div)
+        code = self.loss.code
+        inner = (one for part in code.statements for one in ast.walk(part))
+        made = [
+            code.loss,
+            *(one for one in inner if isinstance(one, ast.Assign | ast.AugAssign) and _makes(one, code.loss)),
         ]
-        return any(self._value(one) == count for one in by)
-
-    def _value(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Constant):
-            return node.value
-        try:
-            return self.loss.place.value(ast.unparse(node))
-        except LookupError:
-            return None
+        return any(_divides(node, count, self.loss.place) for part in made for node in ast.walk(part))
 
     @property
     def times(self) -> float:
@@ -89,6 +96,38 @@ class Loop:
         assert self.seen.backward is not None
         divided = self.loss.factor == self.seen.backward.scaled_by and self.num_micro_batches > 1
         return float(self.num_micro_batches) if divided and self._is_divided(self.num_micro_batches) else 1.0
+
+
+def _makes(statement: ast.Assign | ast.AugAssign, loss: ast.expr) -> bool:
+    """True if it gives a value to what the loss is made of in the end: `loss = loss / 4`."""
+    names = {ast.unparse(one) for one in ast.walk(loss) if isinstance(one, ast.Name | ast.Attribute)}
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return any(ast.unparse(one) in names for one in targets)
+
+
+def _divides(node: ast.AST, count: int, place: Place) -> bool:
+    """True of a division by so many, or a product with one part of so many, of something that was computed before."""
+    if isinstance(node, ast.AugAssign):
+        by, is_division, is_product, left = (
+            node.value,
+            isinstance(node.op, ast.Div),
+            isinstance(node.op, ast.Mult),
+            node.target,
+        )
+    elif isinstance(node, ast.BinOp):
+        by, is_division, is_product, left = (
+            node.right,
+            isinstance(node.op, ast.Div),
+            isinstance(node.op, ast.Mult),
+            node.left,
+        )
+    else:
+        return False
+    inside = any(
+        isinstance(one, ast.Call) and len(one.args) == 1 and not isinstance(one.args[0], ast.Name)
+        for one in ast.walk(left)
+    )
+    return not inside and value_of(by, place) == (count if is_division else 1 / count if is_product else None)
 
 
 def _names(place: Any) -> Iterator[tuple[str, Any]]:
@@ -111,10 +150,19 @@ class OfLoop(TakesBatch):
         copies.put_in_use(loop.seen)
         weakref.finalize(self, give_back, loop.seen, copies.number)
 
+    def train(self, mode: bool = True) -> OfLoop:
+        """As of any module, but what the script trains in evaluation mode stays so."""
+        super().train(mode)
+        if mode and hasattr(self, "copies"):
+            for key, parts in self.copies.parts.items():
+                for part, was_training in zip(parts, self.loop.one.seen.modes[key], strict=True):
+                    part.training = was_training
+        return self
+
     def forward(self, batch: Any) -> Any:
         loop = self.loop.one
         self.copies.put_in_use(loop.seen)
-        loss = loop.loss.call(batch) * loop.times
+        loss = loop.loss.call(type(loop.loss.first)(batch) if loop.boxes else batch) * loop.times
         if not loop.sums:
             return loss
         return loss, torch.tensor(num_samples_in(batch), device=loss.device)
@@ -151,7 +199,7 @@ def settings(loop: Loop) -> Settings:
         group.setdefault("initial_lr", rate)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(loop.optimizer), "precision": _precision(loop.seen)}
     batch = _samples_per_step(loop)
-    length = run_samples(loop.loss, loop.seen, batch)
+    length = run_samples(loop.loss, loop.seen, batch // loop.num_micro_batches)
     told = list(_schedule(loop, keys, batch, length))
     keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
     return Settings(keys, (*told, *_told(loop)), length, tuple(_taken(loop, batch)))
@@ -178,6 +226,31 @@ def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) 
         keys["optimizer"]["lr"] = highest
 
 
+def _of_data(loop: Loop) -> str:
+    source = loop.loss.source
+    if not isinstance(source, FromLoader):
+        return (
+            source.text
+            if isinstance(source, FromCall)
+            else f"the rows of {' and '.join(source.names)}, of which a tenth is held out"
+        )
+    train = f"{_name_of(loop, source.loader)} ({_size(source.loader)})"
+    if loop.validation is None:
+        return f"{train}, of which a tenth is held out"
+    return f"{train}, and {_name_of(loop, loop.validation)} ({_size(loop.validation)}) to validate on"
+
+
+def _name_of(loop: Loop, loader: DataLoader[Any]) -> str:
+    assert loop.seen.backward is not None
+    named = (name for place in loop.seen.backward.places for name, value in _names(place) if within(value) is loader)
+    return next(named, "a DataLoader")
+
+
+def _size(loader: DataLoader[Any]) -> str:
+    number = num_samples_of(loader.dataset)
+    return "a stream" if number is None else f"{number:,} samples"
+
+
 def _taken(loop: Loop, batch: int) -> Iterator[str]:
     modules = list(loop.seen.pristine.values())
     sizes = [sum(p.numel() for p in one.parameters()) for one in modules]
@@ -187,6 +260,7 @@ def _taken(loop: Loop, batch: int) -> Iterator[str]:
     parts = f", {loop.num_micro_batches} micro-batches to a step" if loop.num_micro_batches > 1 else ""
     yield f"model: {names}"
     yield f"optimizer: {type(loop.optimizer).__name__}, {batch} samples a step{parts}"
+    yield f"data: {_of_data(loop)}"
     yield f"loss of a batch (replayed, it gives the loss and the gradient that were seen), from {loop.loss.place.function}:"
     yield from (f"    {line}" for line in loop.loss.text.splitlines()[1:])
 
@@ -208,20 +282,36 @@ def _base_rates(seen: Seen) -> tuple[float, ...]:
     return seen.steps[0].rates if constant else seen.made_with[id(seen.steps[0].optimizer)]
 
 
+def _scales_with_gradient(optimizer: Optimizer) -> bool:
+    return type(optimizer).__name__ in ("SGD", "ASGD")
+
+
 def _told(loop: Loop) -> Iterator[str]:
     source = loop.loss.source
     if isinstance(source, FromLoader) and loop.validation is None:
         yield "no other loader of the script is of validation data, so every tenth sample is held out and only evaluated"
+    if isinstance(source, FromLoader) and draws_at_will(source.loader):
+        yield "its sampler draws some samples several times in a pass and others not at all; a study takes each once"
     if isinstance(source, FromCall):
         yield f"its batches come from {source.text}: their rows are the samples"
         if source.validation is None:
             yield "no call for validation data was found, so fresh batches of the training data are evaluated"
+    if loop.sums and _scales_with_gradient(loop.optimizer):
+        raise ValueError(
+            f"its loss is a sum over the batch, and {type(loop.optimizer).__name__} does not divide by the gradient's size, so that its learning "
+            "rate is another at every batch; divide the loss by the number of samples, and multiply the rate by it"
+        )
+    if not loop.is_averaged and _scales_with_gradient(loop.optimizer):
+        raise ValueError(
+            f"it adds up the gradients of {loop.num_micro_batches} micro-batches, and {type(loop.optimizer).__name__} does not divide by the "
+            f"gradient's size; divide the loss by {loop.num_micro_batches}, and multiply the learning rate by it"
+        )
     if loop.sums:
         yield "its loss is a sum over the batch; a study takes the mean, whose gradient does not grow with the batch"
     if not loop.is_averaged:
         yield (
-            f"it adds up the gradients of {loop.num_micro_batches} micro-batches, where a study takes their mean; an optimizer that does not "
-            "divide by the gradient's size needs another learning rate then"
+            f"it adds up the gradients of {loop.num_micro_batches} micro-batches, where a study takes their mean: its optimizer divides by the "
+            "gradient's size, and what it clips is another"
         )
     if loop.seen.compiled:
         yield "torch.compile is the study's to decide"

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import gc
+import math
 import random
 import sys
 from collections import deque
@@ -27,6 +28,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from batchscout.trainers.criteria import IGNORED_TARGET
 from batchscout.trainers.sources.kinds import is_lightning_trainer, is_transformers_trainer
 from batchscout.trainers.sources.watch.flags import Option, options_of_parser
 from batchscout.trainers.sources.watch.on_import import on_import
@@ -123,9 +125,10 @@ class Step:
     rates: tuple[float, ...]
     """Of the groups, as they were in it."""
     num_backwards: int
-    num_samples_fetched: int
-    """By the loader that its last batch came from."""
-    has_closure: bool
+    places: frozenset[tuple[str, tuple[int, int]]]
+    """From where backward was called since the step before."""
+    gradient_changed: bool
+    """By something else than backward, a scaler and the clipping of its norm."""
 
 
 @dataclass
@@ -151,8 +154,16 @@ class Seen:
     """The attributes of these parts, while they are the script's own."""
     in_use: int = 0
     """The number of the copies whose attributes the parts have now; 0: their own."""
+    ignored_targets: set[int] = field(default_factory=set)
+    """What a target has that does not count, in the calls of cross-entropy while a module was trained."""
     max_gradient_norm: float | None = None
     clipped_values: bool = False
+    clipped_otherwise: bool = False
+    """By another norm than the 2-norm, or that of a part of the gradient."""
+    other_optimizers: list[Optimizer] = field(default_factory=list)
+    """Made, and not stepped."""
+    modes: dict[int, list[bool]] = field(default_factory=dict)
+    """Whether each part of a module was in training mode in its first forward."""
     autocast: torch.dtype | None = None
     """In which the module was called."""
     called_with: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
@@ -177,6 +188,8 @@ def observed(folder: Path) -> Iterator[Seen]:
         stack.enter_context(on_import(_TRAIN_THEMSELVES, lambda module: observer.stop_at(module, replaced)))
         with contextlib.suppress(Enough):
             yield observer.seen
+    stepped = {id(step.optimizer) for step in observer.seen.steps}
+    observer.seen.other_optimizers = [one for one in observer.optimizers if id(one) not in stepped]
 
 
 @contextlib.contextmanager
@@ -194,10 +207,11 @@ class _Observer:
         self.folder = folder
         self.seen = Seen()
         self._memo: dict[int, Any] = {}
-        self._optimizers: list[Optimizer] = []
+        self.optimizers: list[Optimizer] = []
         self._depth = 0
         self._num_backwards = 0
-        self._num_samples = 0
+        self._backed_from = set[tuple[str, tuple[int, int]]]()
+        self._norm: float | None = None
         self._scaled_by = 1.0
         self._in_step: RandomState | None = None
         self._fetched: deque[Fetched] = deque(maxlen=BATCHES_KEPT)
@@ -216,6 +230,7 @@ class _Observer:
             (torch, "compile", self._compiled),
             (argparse.ArgumentParser, "parse_known_args", self._parsed),
             (torch.amp.GradScaler, "scale", self._scaled),
+            *((torch.nn.functional, name, self._cross_entropy) for name in ("cross_entropy", "nll_loss")),
             *((owner, "clip_grad_norm_", self._norm_clipped) for owner in (torch.nn.utils, clip)),
             *((owner, "clip_grad_value_", self._values_clipped) for owner in (torch.nn.utils, clip)),
         ]
@@ -225,7 +240,7 @@ class _Observer:
     def _optimizer_made(self, init: Callable[..., None]) -> Callable[..., None]:
         def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             init(optimizer, *args, **kwargs)
-            self._optimizers.append(optimizer)
+            self.optimizers.append(optimizer)
             self.seen.made_with[id(optimizer)] = _rates(optimizer)
 
         return made
@@ -280,13 +295,13 @@ class _Observer:
         return iterated
 
     def _fetch(self, loader: DataLoader[Any], batch: Any) -> None:
-        if self.seen.backward is None:
+        self._end_again()
+        if self.seen.backward is None and torch.is_grad_enabled():  # and not to evaluate something
             self._fetched.appendleft(Fetched(loader, copied(batch), RandomState.now()))
-        if torch.is_grad_enabled() and self._fetched and loader is self._fetched[0].loader:
-            self._num_samples += num_samples_in(batch)
 
     def _called(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._end_again()
             if self._depth == 0 and torch.is_grad_enabled() and module.training:
                 self._before_forward(module, args, kwargs)
             self._depth += 1
@@ -303,7 +318,7 @@ class _Observer:
         kind = next(module.parameters(), torch.empty(0)).device.type
         if torch.is_autocast_enabled(kind):
             self.seen.autocast = torch.get_autocast_dtype(kind)
-        trained = {id(p) for one in self._optimizers for group in one.param_groups for p in group["params"]}
+        trained = {id(p) for one in self.optimizers for group in one.param_groups for p in group["params"]}
         if self.seen.backward is None and any(id(p) in trained for p in module.parameters()):
             self._keep(_whole(unwrapped(module), trained))
             if self.seen.called_with is None:
@@ -313,9 +328,11 @@ class _Observer:
         if id(module) not in self.seen.modules:
             self.seen.modules[id(module)] = module
             self.seen.parts[id(module)] = list(module.modules())
+            self.seen.modes[id(module)] = [part.training for part in module.modules()]
             self.seen.own[id(module)] = [part.__dict__ for part in module.modules()]
             self.seen.parameters[id(module)] = list(module.parameters())
-            self.seen.pristine[id(module)] = copy.deepcopy(module, self._memo)
+            with _leaves_alone(module):
+                self.seen.pristine[id(module)] = copy.deepcopy(module, self._memo)
 
     def _tensor_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
         def called(loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -336,10 +353,12 @@ class _Observer:
             run()
             return
         self._num_backwards += 1
-        if self._num_backwards > MOST_BACKWARDS and not self._optimizers:
+        self._backed_from.add((places[0].file, places[0].position))
+        if self._num_backwards > MOST_BACKWARDS and not self.optimizers:
             raise Enough
         if self.seen.backward is not None:
             run()
+            self._norm = self._gradient_norm()
             return
         random = self._in_step or RandomState.now()
         seen = Backward(loss, float(loss.detach()), places, tuple(self._fetched), random, self._scaled_by)
@@ -350,6 +369,7 @@ class _Observer:
         for p in parameters:
             if p.grad is not None:
                 seen.gradients[id(p)] = p.grad - before[id(p)] if id(p) in before else p.grad.clone()
+        self._norm = self._gradient_norm()
 
     def _scaled(self, scale: Callable[..., Any]) -> Callable[..., Any]:
         def scaled(scaler: torch.amp.GradScaler, loss: Any) -> Any:
@@ -359,10 +379,27 @@ class _Observer:
 
         return scaled
 
+    def _cross_entropy(self, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def computed(*args: Any, **kwargs: Any) -> Tensor:
+            if torch.is_grad_enabled():
+                self.seen.ignored_targets.add(
+                    int(kwargs.get("ignore_index", args[4] if len(args) > 4 else IGNORED_TARGET))
+                )
+            return compute(*args, **kwargs)
+
+        return computed
+
     def _norm_clipped(self, clip: Callable[..., Any]) -> Callable[..., Any]:
-        def clipped(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-            self.seen.max_gradient_norm = float(max_norm)
-            return clip(parameters, max_norm, *args, **kwargs)
+        def clipped(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            given = set(map(id, parameters))
+            trained = {id(p) for some in self.seen.parameters.values() for p in some if p.grad is not None}
+            found = clip(parameters, max_norm, norm_type, *args, **kwargs)
+            if math.isfinite(max_norm):
+                self.seen.max_gradient_norm = float(max_norm)
+                self.seen.clipped_otherwise |= norm_type != 2.0 or not trained <= given
+            self._norm = self._gradient_norm()
+            return found
 
         return clipped
 
@@ -375,12 +412,23 @@ class _Observer:
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a step, and end the script at the last one that is looked at."""
-        has_closure = bool(args[1:]) or kwargs.get("closure") is not None
-        made = (optimizer, _rates(optimizer), self._num_backwards, self._num_samples, has_closure)
-        self.seen.steps.append(Step(*made))
-        self._num_backwards, self._num_samples, self._in_step = 0, 0, None
-        if len(self.seen.steps) == STEPS:
+        changed = self._norm is not None and self._scaled_by == 1 and not _close(self._gradient_norm(), self._norm)
+        places = frozenset(self._backed_from)
+        self.seen.steps.append(Step(optimizer, _rates(optimizer), self._num_backwards, places, changed))
+        self._num_backwards, self._norm, self._in_step = 0, None, None
+        self._backed_from.clear()
+        if len(self.seen.steps) >= STEPS:
             raise Enough
+
+    def _end_again(self) -> None:
+        """End a script that has caught the end of it, and goes on."""
+        if len(self.seen.steps) >= STEPS:
+            raise Enough
+
+    def _gradient_norm(self) -> float:
+        gradients = [p.grad for some in self.seen.parameters.values() for p in some if p.grad is not None]
+        dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
+        return math.hypot(*(float(torch.linalg.vector_norm(one.float())) for one in dense))
 
 
 class _Batches:
@@ -424,6 +472,25 @@ def handed_over(trainer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return (module, data, told.get("val_dataloaders"), trainer)
 
 
+@contextlib.contextmanager
+def _leaves_alone(module: nn.Module) -> Iterator[None]:
+    """Within this, tensors that a module has computed and kept, as weight_norm does, are cut off from what they were computed of: else
+    it could not be copied. They are computed anew in each forward."""
+    computed = [
+        (part.__dict__, name, value)
+        for part in module.modules()
+        for name, value in part.__dict__.items()
+        if isinstance(value, Tensor) and value.grad_fn is not None
+    ]
+    for attributes, name, value in computed:
+        attributes[name] = value.detach()
+    try:
+        yield
+    finally:
+        for attributes, name, value in computed:
+            attributes[name] = value
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module in whatever runs it over several devices, or compiled."""
     while type(module).__name__ in _WRAPPERS:
@@ -460,6 +527,10 @@ def copied(values: Any) -> Any:
     if isinstance(values, dict):
         return {key: copied(value) for key, value in values.items()}
     return copy.copy(values)  # a library's own kind of batch
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-12)
 
 
 def num_samples_in(batch: Any) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec")
 # Programs that only tell something, and what all that they are asked must look like.
 _TELLING = {
-    **dict.fromkeys(("cat", "cd", "cut", "echo", "grep", "head", "ls", "lscpu", "nproc", "tail", "tr", "true", "uname", "wc", "which"), ".*"),
+    **dict.fromkeys(("cat", "cd", "cut", "echo", "grep", "head", "ls", "lscpu", "nproc", "stty", "tail", "tr", "true", "uname", "wc", "which"), ".*"),
     "hostname": r"(-\S+)?",
     "ldconfig": r"-p|--print-cache",
     "nvidia-smi": r"( ?(topo -m|-[qLxidlh]|--(query|format|list|id|loop|help|version)\S*|[\w.,]+))*",
@@ -21,7 +21,7 @@ _TELLING = {
     r"branch --show-current|remote -v|remote get-url|config --(get|list)\S*)( .*)?",
 }  # fmt: skip
 COMPILER = re.compile(r"(\S+-)?(gcc|g\+\+|cc|c\+\+|clang|clang\+\+|nvcc|ptxas|ninja)(-[\d.]+)?")
-_OF_MULTIPROCESSING = re.compile(r"\bmultiprocessing\.(spawn|resource_tracker|forkserver)\b")
+_OF_MULTIPROCESSING = re.compile(r"\bmultiprocessing\.(resource_tracker|forkserver)\b")
 # What torch.compile starts writes into its cache: compilers, and Pythons that compile or try what was compiled.
 COMPILES = ("torch._inductor.", "torch.utils.cpp_extension", "triton.")
 

@@ -20,7 +20,9 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
     steps_per_pass: optimizer steps of a pass over the data, of a loader.
     """
     optimizer, first = seen.steps[0].optimizer, seen.steps[0].rates[0]
-    schedule = next((one for one in seen.schedulers if one.optimizer is optimizer), None)
+    ours = [one for one in seen.schedulers if one.optimizer is optimizer]
+    inner = {id(part) for one in ours for part in getattr(one, "_schedulers", ())}
+    schedule = next((one for one in reversed(ours) if id(one) not in inner), None)
     if schedule is None:
         constant = len({step.rates for step in seen.steps}) == 1
         return [first, first] if constant else _of_expression(seen, num_steps)
@@ -64,7 +66,7 @@ def _same(values: Sequence[float] | None, wanted: Sequence[float]) -> bool:
 
 def _values(expression: ast.expr, place: Place, counter: str, steps: Sequence[int]) -> list[float] | None:
     """Return what an expression is where the counter has these values; None where it is no number."""
-    code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<the script>", "eval")
+    code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<the script>", "eval", dont_inherit=True)
     names: Mapping[str, Any] = {**place.global_, **place.local}
     try:
         return [float(eval(code, {**names, counter: step})) for step in steps]  # the script's own expression

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection
 
-from torch.optim import LBFGS
+import torch
+from torch.optim import LBFGS, Optimizer
 
 from batchscout.trainers.sources.watch.observer import Seen
 
@@ -23,12 +24,8 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
             f"{had}: what changes its weights by hand, or in processes that it starts, cannot be watched; have it train in "
             "one process with an optimizer of torch"
         )
-    kinds = [type(step.optimizer).__name__ for step in seen.steps]
-    if len({id(step.optimizer) for step in seen.steps}) > 1:
-        return (
-            f"two optimizers take turns ({' and '.join(kinds)}), as those of a GAN do, and a study changes the learning rate and the batch of "
-            "one; write the loss of one of them as package.module:callable (docs/own_model.md)"
-        )
+    if (found := _several_optimizers(seen)) is not None:
+        return found
     if any(isinstance(step.optimizer, LBFGS) for step in seen.steps):
         return (
             "its optimizer is L-BFGS, which evaluates the loss of one batch many times in a step: neither accumulation nor a learning "
@@ -44,9 +41,57 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
             f"it plays in an environment ({found[0]}) and trains on rewards, which depend on the weights: no study can train two batches on "
             "the same samples"
         )
+    if any(len(step.places) > 1 for step in seen.steps):
+        return "it calls backward at several places in one step, so that no one loss is trained on; add the losses up, and call backward once"
+    if any(step.gradient_changed for step in seen.steps):
+        return "it changes the gradient itself between backward and the optimizer's step, and a study would train without that"
+    if seen.clipped_otherwise:
+        return (
+            "it clips another norm than the 2-norm of the whole gradient (clip_grad_norm_ with a norm_type, or of some parameters), and a "
+            "study clips that one; use clip_grad_norm_(model.parameters(), ...)"
+        )
+    if (found := _outside_of_modules(seen)) is not None:
+        return found
     if seen.clipped_values:
         return (
             "it clips each number of the gradient (clip_grad_value_), and a study clips the norm of the whole gradient; use "
             "clip_grad_norm_"
         )
+    return None
+
+
+def _several_optimizers(seen: Seen) -> str | None:
+    kinds = [type(step.optimizer).__name__ for step in seen.steps]
+    if len({id(step.optimizer) for step in seen.steps}) > 1:
+        if seen.steps[1].num_backwards == 0:
+            return f"two optimizers step together ({' and '.join(kinds)}), and a study changes the learning rate of one; use one with two groups"
+        return (
+            f"two optimizers take turns ({' and '.join(kinds)}), as those of a GAN do, and a study changes the learning rate and the batch of "
+            "one; write the loss of one of them as package.module:callable (docs/own_model.md)"
+        )
+    ours = _parameters_of(seen.steps[0].optimizer)
+    if apart := [one for one in seen.other_optimizers if not _parameters_of(one) & ours]:
+        return (
+            f"another optimizer ({type(apart[0]).__name__}) has other parameters and did not step yet, as that of a GAN's generator, and a "
+            "study has one; write the loss of one of them as package.module:callable (docs/own_model.md)"
+        )
+    return None
+
+
+def _parameters_of(optimizer: Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _outside_of_modules(seen: Seen) -> str | None:
+    kept = {id(p) for some in seen.parameters.values() for p in some}
+    if not kept:
+        return "no module that the optimizer trains was called in training mode; call model.train() before, and compute the loss with the module"
+    if missing := _parameters_of(seen.steps[0].optimizer) - kept:
+        return (
+            f"its optimizer has {len(missing)} parameters that are in no module that is called, and a study would leave them as they are; make them "
+            "parameters of the module (nn.Parameter, as an attribute of it)"
+        )
+    dtypes = {p.dtype for some in seen.parameters.values() for p in some if p.is_floating_point()}
+    if other := [str(one).removeprefix("torch.") for one in dtypes if one is not torch.float32]:
+        return f"its weights are {' and '.join(sorted(other))}, and a study keeps them in float32; use torch.autocast for another precision"
     return None

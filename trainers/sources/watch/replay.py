@@ -8,7 +8,7 @@ import copy
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -18,8 +18,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.watch.batches import FromLoader, FromTensors, Source, call_source, same_numbers
-from batchscout.trainers.sources.watch.observer import Backward, Place, RandomState, Seen
-from batchscout.trainers.sources.watch.statements import LossCode, loss_codes, targets_of
+from batchscout.trainers.sources.watch.observer import Backward, Place, RandomState, Seen, unwrapped
+from batchscout.trainers.sources.watch.statements import (
+    LossCode,
+    assigned_in,
+    inputs_of,
+    loops_around,
+    loss_codes,
+    targets_of,
+)
 
 SAME = 1e-5
 """So far, as a share of what was seen, the replayed loss and gradient may be off."""
@@ -72,9 +79,11 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
     reasons = list[str]()
     for place, code in _codes(seen.backward):
         if carried := _carried(code, place):
-            reasons.append(carried)
-            continue
+            return NotReplayed(carried)  # a wider piece of the script would hide it
         for bound in _bindings(code, place, seen):
+            if (frozen := _frozen(code, place, bound, seen)) is not None:
+                reasons.insert(0, frozen)  # it says more than what came of trying
+                continue
             found = _function(code, place, bound)
             factor = _replayed(found, bound, seen)
             if not isinstance(factor, str):
@@ -115,6 +124,61 @@ def _carried(code: LossCode, place: Place) -> str | None:
     return None
 
 
+def _frozen(code: LossCode, place: Place, bound: _Bound, seen: Seen) -> str | None:
+    """Return what a loss reads that is another in every batch and does not come from it: a study would keep it as it was in the first;
+    None where there is nothing."""
+    given = {name for one in bound.begin for name in _stored(one)}
+    counted = {name for one in bound.begin for name in _given_a_number(one)}
+    kept = [one for one in code.statements if not any(inner in bound.left_out for inner in ast.walk(one))]
+    read = inputs_of([_with_batch(one, bound.in_place) for one in kept], _expression(code.loss, bound.in_place))
+    changing = _changing(seen)
+    for name in sorted(read):
+        root = name.split(".")[0]
+        value = _or_none(place, name)
+        is_plain = isinstance(value, int | float | str | Tensor) or _is_of_numbers(value)
+        if is_plain and (name in counted or (root not in given and (name in changing or root in changing))):
+            return (
+                f"its loss reads {name}, which is another in later batches and does not come from the batch, and a study would keep it as it was in "
+                "the first; take it out of the loss, or from a DataLoader, or write the loss as package.module:callable (docs/own_model.md)"
+            )
+    if (twin := _twin(read, place, seen)) is not None:
+        return (
+            f"its loss reads {twin}, a module of the same shape as the one that is trained, as an average of its weights or a teacher is: a study "
+            "would keep it as it was"
+        )
+    return None
+
+
+def _given_a_number(statement: ast.stmt) -> set[str]:
+    """Return the names that a loop's counter has: of `i, batch = (0, __batch__)`, i."""
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Tuple):
+        return set()
+    pairs = zip(getattr(statement.targets[0], "elts", ()), statement.value.elts, strict=False)
+    return {one.id for one, value in pairs if isinstance(one, ast.Name) and isinstance(value, ast.Constant)}
+
+
+def _changing(seen: Seen) -> set[str]:
+    """Return what the loops around the loss give values to, in all functions on the way."""
+    assert seen.backward is not None
+    loops = [loop for place in seen.backward.places for loop in loops_around(_tree(place.file), place.position)]
+    targets = {name for loop in loops if isinstance(loop, ast.For) for name in targets_of(loop)}
+    return targets | {name for loop in loops for name in assigned_in(loop)}
+
+
+def _twin(names: Iterable[str], place: Place, seen: Seen) -> str | None:
+    shapes = [[p.shape for p in some] for some in seen.parameters.values()]
+    own = {id(part) for parts in seen.parts.values() for part in parts}
+    for name in sorted(names):
+        value = _or_none(place, name)
+        if (
+            isinstance(value, nn.Module)
+            and id(unwrapped(value)) not in own
+            and [p.shape for p in value.parameters()] in shapes
+        ):
+            return name
+    return None
+
+
 def _or_none(place: Place, name: str) -> Any:
     try:
         return place.value(name)
@@ -146,9 +210,20 @@ def _by_the_loop(code: LossCode, place: Place, seen: Seen) -> Iterator[_Bound]:
     if not isinstance(code.loop, ast.For) or not _roots(code.inputs) & targets_of(code.loop):
         return
     for fetched in seen.backward.fetched:
-        value = _item(code.loop.iter, place, fetched.loader)
-        assign = ast.Assign([code.loop.target], value)
-        yield _Bound((assign,), (), FromLoader(fetched.loader), fetched.batch, fetched.random)
+        batch, numbered = (
+            ast.Name(_BATCH, ast.Load()),
+            isinstance(code.loop.target, ast.Tuple) and len(code.loop.target.elts) == 2,
+        )
+        values = [_item(code.loop.iter, place, fetched.loader)]
+        # Of something that was made before: `batches = tqdm(enumerate(loader))`.
+        values += (
+            [ast.Tuple([ast.Constant(0), batch], ast.Load())]
+            if numbered and isinstance(code.loop.iter, ast.Name)
+            else []
+        )
+        for value in values:
+            assign = ast.Assign([code.loop.target], value)
+            yield _Bound((assign,), (), FromLoader(fetched.loader), fetched.batch, fetched.random)
 
 
 def _item(over: ast.expr, place: Place, loader: DataLoader[Any]) -> ast.expr:
@@ -235,9 +310,9 @@ def _is_of_numbers(value: Any) -> bool:
 def _by_call(code: LossCode, place: Place, seen: Seen) -> Iterator[_Bound]:
     """`x, y = get_batch("train")`: the call, made again for each batch. The batch that was trained on is what the module was called
     with, or what the names still stand for."""
-    if seen.backward is not None and seen.backward.fetched:
+    if (seen.backward is not None and seen.backward.fetched) or code.loop is None:
         return
-    for one in _calls(code):
+    for one in (one for one in _calls(code) if any(one is inner for inner in ast.walk(code.loop))):
         assert isinstance(one.value, ast.Call)
         now = _now(one.targets[0], place)
         if not _is_of_numbers(now) or _holds_a_graph(now):
@@ -316,7 +391,8 @@ class _Made:
 
 def _function(code: LossCode, place: Place, bound: _Bound) -> _Made:
     """Return the statements as a function of the batch; the other names stand for what they stood for."""
-    kept = [one for one in code.statements if one not in bound.left_out]
+    # Whole, with what is around them: `try: batch = next(batches)`.
+    kept = [one for one in code.statements if not any(inner in bound.left_out for inner in ast.walk(one))]
     roots = _roots(code.inputs)
     known = {name: place.local[name] for name in roots if name in place.local}
     stored = {name for one in (*bound.begin, *kept) for node in ast.walk(one) for name in _names_stored(node)}
@@ -332,7 +408,9 @@ def _function(code: LossCode, place: Place, bound: _Bound) -> _Made:
     sys.modules[LOSS_MODULE] = made
     made.__dict__.update(place.global_ | known | {f"{_LATER}{name}": value for name, value in known.items()})
     made.__dict__["__name__"] = LOSS_MODULE
-    exec(compile(module, f"<the loss of {place.file}>", "exec"), made.__dict__)  # the script's own statements
+    exec(
+        compile(module, f"<the loss of {place.file}>", "exec", dont_inherit=True), made.__dict__
+    )  # the script's own statements
     return _Made(ast.unparse(function), made.__dict__["loss_of_batch"])
 
 
@@ -358,6 +436,10 @@ class _InPlace(ast.NodeTransformer):
 
 def _with_batch(statement: ast.stmt, call: ast.Call | None) -> ast.stmt:
     return statement if call is None else _InPlace(call).visit(statement)
+
+
+def _expression(loss: ast.expr, call: ast.Call | None) -> ast.expr:
+    return loss if call is None else _InPlace(call).visit(loss)
 
 
 def _names_stored(node: ast.AST) -> Iterator[str]:
@@ -425,12 +507,20 @@ class Copies:
 
     def __init__(self, seen: Seen) -> None:
         self.number, self.modules = next(_numbers), copy.deepcopy(seen.pristine)
+        self.parts = {key: list(module.modules()) for key, module in self.modules.items()}
+        """As they were made: others may be put around them later."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
+        again = copy.copy(self)
+        again.number = next(_numbers)
+        again.modules, again.parts = copy.deepcopy(self.modules, memo), copy.deepcopy(self.parts, memo)
+        return again
 
     def put_in_use(self, seen: Seen) -> None:
         """Make the script's own modules these copies: whatever of its code holds one of them, has one of these then."""
         if seen.in_use != self.number:
-            for key, module in self.modules.items():
-                _give(seen.parts[key], [part.__dict__ for part in module.modules()])
+            for key, parts in self.parts.items():
+                _give(seen.parts[key], [part.__dict__ for part in parts])
             seen.in_use = self.number
 
 

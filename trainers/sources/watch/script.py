@@ -25,11 +25,11 @@ from batchscout.trainers.files import quoted
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
 from batchscout.trainers.sources.watch.flags import Option, options_by_name
 from batchscout.trainers.sources.watch.loop import Loop
-from batchscout.trainers.sources.watch.observer import RandomState, Seen, observed
+from batchscout.trainers.sources.watch.observer import STEPS, RandomState, Seen, observed
 from batchscout.trainers.sources.watch.one_process import asks_for_a_launcher, one_process
 from batchscout.trainers.sources.watch.refused import refused
 from batchscout.trainers.sources.watch.replay import NotReplayed, loss_of
-from batchscout.trainers.sources.watch.world import World
+from batchscout.trainers.sources.watch.world import WatchStopped, World
 
 SCRIPT_MODULE = "batchscout_watched_script"
 LINES_KEPT = 5
@@ -124,8 +124,8 @@ def _run(script: str, file: Path, args: Sequence[str], *, is_module: bool, launc
         sys.path.insert(0, "" if is_module else str(file.parent))
         sys.modules["__main__"] = main
         try:
-            with _unheard(), _in_the_users_words(file, script):
-                exec(compile(file.read_bytes(), str(file), "exec"), main.__dict__)
+            with contextlib.suppress(WatchStopped), _unheard(), _in_the_users_words(file, script):
+                exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), main.__dict__)
         finally:
             drawn.put_back()
             # What it has defined is looked for in the module that its globals name, by torch.compile, too.
@@ -133,7 +133,7 @@ def _run(script: str, file: Path, args: Sequence[str], *, is_module: bool, launc
             main.__dict__["__name__"] = SCRIPT_MODULE
             if before is not None:
                 sys.modules["__main__"] = before
-    if world.stopped is not None:
+    if world.stopped is not None and len(seen.steps) < STEPS:  # else all was seen, and it would have written at its end
         raise ValueError(world.stopped)
     if str(file.parent) not in sys.path and not is_module:
         sys.path.append(str(file.parent))  # what it imports when its model is first called

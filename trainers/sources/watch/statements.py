@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Loop = ast.For | ast.While
 _CHANGES_ITS_OWNER = ("append", "extend", "insert", "update", "add")
@@ -123,14 +124,35 @@ def _needed(statements: Sequence[ast.stmt], loss: ast.expr) -> tuple[list[ast.st
 
 def _wanted_before(statement: ast.stmt, wanted: set[str]) -> set[str]:
     """Return what has to be there before a statement, for what is wanted after it."""
-    if isinstance(statement, ast.With):
-        for inner in reversed(statement.body):
-            wanted = _wanted_before(inner, wanted)
-        return wanted.union(*(_read(item.context_expr) for item in statement.items))
+    match statement:
+        case ast.With(items=items, body=body):
+            return _wanted_before_all(body, wanted).union(*(_read(item.context_expr) for item in items))
+        case ast.If(test=test, body=body, orelse=orelse):
+            return _wanted_before_all(body, wanted) | _wanted_before_all(orelse, wanted) | _read(test)
+        case ast.For(target=target, iter=over, body=body):  # which may not go round once
+            return wanted | (_wanted_before_all(body, wanted) - _whole(target)) | _read(over)
+        case ast.While(test=test, body=body):
+            return wanted | _wanted_before_all(body, wanted) | _read(test)
     made = _assigned_for_sure(statement)
     return {name for name in wanted if not any(name == one or name.startswith(f"{one}.") for one in made)} | _read(
         statement
     )
+
+
+def _wanted_before_all(statements: Sequence[ast.stmt], wanted: set[str]) -> set[str]:
+    for one in reversed(statements):
+        wanted = _wanted_before(one, wanted)
+    return wanted
+
+
+def inputs_of(statements: Sequence[ast.stmt], loss: ast.expr) -> set[str]:
+    """Return what these statements read before they assign it, to make the loss."""
+    return _needed(statements, loss)[1]
+
+
+def assigned_in(loop: Loop) -> set[str]:
+    """Return what a loop's body gives a value to, in whatever branch."""
+    return _assigned(loop.body)
 
 
 def _read(node: ast.AST) -> set[str]:
@@ -231,17 +253,47 @@ def loops_around(tree: ast.Module, at: Position) -> list[Loop]:
     return [level.owner for level in reversed(_levels(tree, at)) if isinstance(level.owner, Loop)]
 
 
-def ends_at(loop: Loop) -> list[ast.expr]:
-    """Return what a loop's counter is compared with where the loop ends: in its head, and before each `break`."""
+def ends_at(
+    loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any]
+) -> Iterator[tuple[str, float, ast.Compare]]:
+    """Yield what is compared with a number where a loop ends, in its head and before each `break`, and that number."""
     tests = [loop.test] if isinstance(loop, ast.While) else []
     tests += [
         one.test
-        for one in _walk_own(loop)
+        for one in _own_statements(loop)
         if isinstance(one, ast.If) and any(isinstance(s, ast.Break) for s in one.body)
     ]
-    return [
-        node.comparators[0]
-        for test in tests
-        for node in ast.walk(test)
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq)
-    ]
+    for node in (one for test in tests for one in ast.walk(test)):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq):
+            left = node.left.left if isinstance(node.left, ast.BinOp) else node.left  # `step + 1 >= most`
+            value = value_of(node.comparators[0], place)
+            if (name := _dotted(left)) and isinstance(value, int | float) and not isinstance(value, bool) and value > 1:
+                yield name, float(value), node
+
+
+def _own_statements(loop: Loop) -> Iterator[ast.AST]:
+    """Yield what is in a loop, but for what is in loops within it, whose `break` is theirs."""
+    pending: list[ast.AST] = [*loop.body]
+    while pending:
+        yield (one := pending.pop(0))
+        if not isinstance(one, (ast.For, ast.While, *_FUNCTIONS, ast.ClassDef)):
+            pending += ast.iter_child_nodes(one)
+
+
+def counted_in(loop: Loop, name: str) -> tuple[Loop, bool] | None:
+    """Return the loop in which a name is counted up, and whether only in some of its rounds; None where it is not."""
+    for one in _own_statements(loop):
+        if isinstance(one, ast.For | ast.While) and (found := counted_in(one, name)) is not None:
+            return found
+    for statement in loop.body:
+        for one in ast.walk(statement):
+            if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add) and _dotted(one.target) == name:
+                return loop, one is not statement
+    return None
+
+
+def is_set_in(loop: Loop, name: str) -> bool:
+    """True if a name is given a value anew within a loop: what counts there begins again."""
+    return any(
+        isinstance(one, ast.Assign) and name in {n for t in one.targets for n in _whole(t)} for one in ast.walk(loop)
+    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import gc
+import math
 import sys
 import textwrap
 import weakref
@@ -85,9 +88,9 @@ def test_each_run_has_weights_of_its_own_and_they_are_the_scripts_first_ones(fol
     names: dict[str, Any] = {}
     exec(HEAD, names)
     one, other = model_of(loop), model_of(script.made(script="train.py"))
-    for first, copy, again in zip(names["net"].parameters(), one.parameters(), other.parameters(), strict=True):
-        assert torch.equal(first, copy)
-        assert copy is not again
+    for first, own, again in zip(names["net"].parameters(), one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(first, own)
+        assert own is not again
     batch = next(iter(sets_of(loop)[0]))
     for model in (one, other, one):
         model.zero_grad()
@@ -106,7 +109,7 @@ def test_the_memory_of_a_run_is_free_when_it_has_ended(folder: Path) -> None:
 
 
 ACCUMULATED = """
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
 for step, (x, y) in enumerate(train_loader):
     loss = F.cross_entropy(net(x), y) {divided}
     loss.backward()
@@ -262,10 +265,10 @@ FORMS = {
                 parts = []
                 x, y = batch
                 out = net(x)
-                if number % 2 == 0:
+                if out.shape[0] > 2:
                     weight = 1.0
                 else:
-                    weight = 1.0
+                    weight = 2.0
                 parts.append(F.cross_entropy(out, y))
                 loss = sum(parts) * weight
                 loss += 0.01 * out.pow(2).mean()
@@ -457,12 +460,144 @@ REFUSED = {
             optimizer.step()
     """,
     "raised ZeroDivisionError": "1 / 0",
+    "reads [xu], which is another in later batches": """
+        others = DataLoader(TensorDataset(torch.randn(90, 8)), batch_size=9, shuffle=True)
+        optimizer = torch.optim.Adam(net.parameters())
+        for (x, y), (u,) in zip(train_loader, others):
+            (F.cross_entropy(net(x), y) + net(u).pow(2).mean()).backward(); optimizer.step()
+    """,
+    "reads step, which is another in later batches": """
+        optimizer, step = torch.optim.Adam(net.parameters()), 0
+        for x, y in train_loader:
+            loss = F.cross_entropy(net(x), y) + min(1.0, step / 100) * net(x).pow(2).mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            step += 1
+    """,
+    "reads i, which is another in later batches": """
+        optimizer = torch.optim.Adam(net.parameters())
+        for epoch in range(5):
+            for i in range(0, len(X), 6):
+                optimizer.zero_grad(); F.cross_entropy(net(X[i:i+6]), Y[i:i+6]).backward(); optimizer.step()
+    """,
+    "reads teacher, a module of the same shape": """
+        import copy
+        teacher = copy.deepcopy(net).eval()
+        optimizer = torch.optim.Adam(net.parameters())
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 10))
+        for x, y in train_loader:
+            loss = F.cross_entropy(net(x), y) + F.mse_loss(net(x), teacher(x).detach())
+            optimizer.zero_grad(); loss.backward(); optimizer.step(); schedule.step()
+            with torch.no_grad():
+                for p, q in zip(teacher.parameters(), net.parameters()): p.lerp_(q, 0.01)
+    """,
+    "1 parameters that are in no module": """
+        scale = nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.Adam([*net.parameters(), scale], lr=0.0)
+        for x, y in train_loader:
+            optimizer.zero_grad(); F.cross_entropy(net(x) * scale, y).backward(); optimizer.step()
+    """,
+    "was called in training mode": """
+        net.eval()
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in train_loader:
+            optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+    """,
+    "calls backward at several places": """
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in train_loader:
+            out = net(x)
+            F.cross_entropy(out, y).backward(retain_graph=True)
+            out.pow(2).mean().backward()
+            optimizer.step(); optimizer.zero_grad()
+    """,
+    "another optimizer .Adam. has other parameters": """
+        other = nn.Linear(8, 8)
+        first, second = torch.optim.Adam(net.parameters()), torch.optim.Adam(other.parameters())
+        for number, (x, y) in enumerate(train_loader):
+            first.zero_grad(); net(other(x).detach()).mean().backward(); first.step()
+            if number % 5 == 4:
+                second.zero_grad(); net(other(x)).mean().backward(); second.step()
+    """,
+    "step together": """
+        first, second = torch.optim.Adam(net[0].parameters()), torch.optim.SGD(net[3].parameters(), lr=0.1)
+        for x, y in train_loader:
+            F.cross_entropy(net(x), y).backward(); first.step(); second.step()
+    """,
+    "its weights are float64": """
+        net.double()
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in train_loader:
+            F.cross_entropy(net(x.double()), y).backward(); optimizer.step()
+    """,
+    "changes the gradient itself": """
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in train_loader:
+            optimizer.zero_grad(); F.cross_entropy(net(x), y).backward()
+            for p in net.parameters(): p.grad.mul_(0.5)
+            optimizer.step()
+    """,
+    "clips another norm": """
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in train_loader:
+            optimizer.zero_grad(); F.cross_entropy(net(x), y).backward()
+            nn.utils.clip_grad_norm_(net[0].parameters(), 0.1)
+            optimizer.step()
+    """,
     "the following arguments are required: --lr": """
         parser = argparse.ArgumentParser()
         parser.add_argument("--lr", required=True)
         parser.parse_args()
     """,
 }
+
+
+LENGTHS = {
+    "for epoch in range(5):\n    for x, y in train_loader:\n        STEP": 300,
+    "for epoch in range(5):\n    for x, y in train_loader:\n        STEP\n    bad += 1\n    if bad >= 3: break\n    bad = 0": 300,
+    "epoch = 0\nwhile epoch < 5:\n    for x, y in train_loader:\n        STEP\n    epoch += 1": 300,
+    "for epoch in range(5):\n    for i, (x, y) in enumerate(train_loader):\n        STEP\n        if i >= 4: break": 120,
+    "import itertools\nfor x, y in itertools.islice(itertools.cycle(train_loader), 70):\n    STEP": 420,
+    "step = 0\nwhile True:\n    for x, y in train_loader:\n        STEP\n        step += 1\n        if step >= 25: break\n    if step >= 25: break": 150,
+    "import time\nfor epoch in range(5):\n    for x, y in train_loader:\n        STEP\n        if time.time() - 5 > 1e12: break": 300,
+}
+
+
+@pytest.mark.parametrize("loop", LENGTHS)
+def test_the_length_of_a_run_is_that_of_its_loops(folder: Path, loop: str) -> None:
+    step = "optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()"
+    text = f"optimizer, bad = torch.optim.Adam(net.parameters()), 0\n{loop.replace('STEP', step)}\n"
+    assert keys_of(watched(folder, text))["run_samples"] == LENGTHS[loop]
+
+
+def test_a_sum_that_sgd_takes_as_it_is_has_no_rate_for_another_batch(folder: Path) -> None:
+    loop = watched(folder, PLAIN)
+    with pytest.raises(ValueError, match="its loss is a sum over the batch, and SGD does not divide"):
+        settings_of(dataclasses.replace(loop, sums=True), None)
+
+
+def test_a_script_that_swallows_everything_ends_all_the_same(folder: Path) -> None:
+    swallowed = PLAIN.replace(
+        "        optimizer.step()", "        try: optimizer.step()\n        except: pass\n        done.append(1)"
+    )
+    loop = watched(folder, "done = []" + swallowed)
+    assert len(loop.loss.place.global_["done"]) <= 2, "every step after the second ends it again"
+
+
+def test_a_part_that_is_frozen_in_evaluation_mode_stays_so(folder: Path) -> None:
+    loop = watched(folder, PLAIN.replace("for epoch", "net[2].eval()\nfor epoch", 1))
+    model = model_of(loop).train()
+    assert [part.training for part in model.inner] == [True, True, False, True]
+
+
+def test_a_copy_of_a_run_computes_with_weights_of_its_own(folder: Path) -> None:
+    model = model_of(watched(folder, PLAIN)).eval()
+    batch = next(iter(sets_of(script.made(script="train.py"))[0]))
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.zero_()
+    assert other(batch).item() == pytest.approx(math.log(3))
+    assert model(batch).item() != pytest.approx(math.log(3), rel=1e-4)
 
 
 @pytest.mark.parametrize("reason", REFUSED)

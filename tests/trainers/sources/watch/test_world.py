@@ -166,7 +166,7 @@ def test_a_program_that_may_change_something_is_not_started(here: Path, way: str
     [
         "uname -m", "git rev-parse HEAD", "git -C .. log -1 --format=%H", "nvidia-smi", "nvidia-smi --query-gpu=name,memory.total --format=csv",
         "/usr/bin/x86_64-linux-gnu-gcc-12 -shared -o lib.so code.c", "ldconfig -p", "ninja -v", "nvcc --version",
-        "python3 -c 'from multiprocessing.spawn import spawn_main; spawn_main()'",
+        "python3 -c 'from multiprocessing.resource_tracker import main; main(3)'",
         ["sh", "-c", "cd .. && git rev-parse HEAD 2>/dev/null | cut -c 1-8"],
     ],
 )  # fmt: skip
