@@ -124,8 +124,8 @@ def loaders_of(source: Source, validation: DataLoader[Any] | None) -> tuple[Any,
     """Return what a study trains on and what it evaluates on. validation: the script's own loader for that, if it was seen."""
     match source:
         case FromLoader(loader):
-            train = loader if _takes_each_once(loader) else _of(loader, _places_of(loader))
-            return (train, validation) if validation is not None else held_out(train)
+            train = _each_once(loader)
+            return (train, _each_once(validation)) if validation is not None else held_out(train)
         case FromCall():
             return Rows(source.next), Rows(source.validation or source.next)
         case FromTensors(tensors):
@@ -140,9 +140,16 @@ def draws_at_will(loader: DataLoader[Any]) -> bool:
     )
 
 
-def _takes_each_once(loader: DataLoader[Any]) -> bool:
-    """True if it is the loader of all samples of its set; what it does otherwise is for others to refuse."""
-    return not draws_at_will(loader) and not isinstance(loader.sampler, SubsetRandomSampler)
+def num_samples_in_pass(loader: DataLoader[Any]) -> int | None:
+    """Return how many samples of its set a loader goes through; None of a stream."""
+    return len(loader.sampler) if isinstance(loader.sampler, SubsetRandomSampler) else num_samples_of(loader.dataset)
+
+
+def _each_once(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader that takes each of its samples once, and those of no other part of its set; what it does otherwise is for others
+    to refuse."""
+    is_otherwise = draws_at_will(loader) or isinstance(loader.sampler, SubsetRandomSampler)
+    return _of(loader, _places_of(loader)) if is_otherwise else loader
 
 
 def _places_of(loader: DataLoader[Any]) -> list[int]:
@@ -159,12 +166,9 @@ def _places_of(loader: DataLoader[Any]) -> list[int]:
 
 
 def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Return the loader in two: its samples but every tenth, and these. Raises ValueError where they cannot be told apart."""
+    """Return the loader in two: its samples but every tenth, and these. Raises ValueError where there are too few."""
     if num_samples_of(loader.dataset) is None:
-        raise ValueError(
-            "the script shows no data to validate on, and its training data are a stream, of which none can be held out; have it make a "
-            "DataLoader of validation data before it trains"
-        )
+        return tuple(_with_set(loader, Tenths(loader.dataset, held_out=one)) for one in (False, True))  # type: ignore[return-value]
     places = _places_of(loader)
     if len(places) < 2:
         raise ValueError(
@@ -185,9 +189,24 @@ def with_plain_batches(loader: DataLoader[Any]) -> DataLoader[Any]:
     return plain
 
 
+class Tenths(IterableDataset[Any]):
+    """A stream without every tenth sample, or these alone."""
+
+    def __init__(self, stream: Any, *, held_out: bool) -> None:
+        self.stream, self.held_out = stream, held_out
+
+    def __iter__(self) -> Iterator[Any]:
+        every = round(1 / HELD_OUT)
+        yield from (one for number, one in enumerate(self.stream) if (number % every == every - 1) == self.held_out)
+
+
 def _of(loader: DataLoader[Any], places: list[int]) -> DataLoader[Any]:
+    return _with_set(loader, Subset(loader.dataset, places))
+
+
+def _with_set(loader: DataLoader[Any], samples: Any) -> DataLoader[Any]:
     return DataLoader(
-        Subset(loader.dataset, places),
+        samples,
         batch_size_of(loader),
         shuffle=False,
         num_workers=loader.num_workers,

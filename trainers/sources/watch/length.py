@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchscout.trainers.sources.settings import num_samples_of
-from batchscout.trainers.sources.watch.batches import FromLoader
+from batchscout.trainers.sources.watch.batches import FromLoader, num_samples_in_pass
 from batchscout.trainers.sources.watch.observer import Place, Seen
 from batchscout.trainers.sources.watch.replay import LossOfBatch
 from batchscout.trainers.sources.watch.statements import (
@@ -26,7 +25,9 @@ def run_samples(loss: LossOfBatch, seen: Seen, micro_batch_size: int) -> int | N
     """Return the samples that the script's run has; None where that is not to be seen. micro_batch_size: samples of a call of backward."""
     assert seen.backward is not None
     loops = [(loop, place) for place, tree in _places(seen) for loop in loops_around(tree, place.position)]
-    rounds = [_rounds(loop, place, loss, micro_batch_size) for loop, place in loops]
+    per_pass = _batches_per_pass(loss, micro_batch_size)
+    over_batches = next((loop for loop, _ in loops if isinstance(loop, ast.For) and _range_of(loop) is None), None)
+    rounds = [_rounds(loop, place, per_pass if loop is over_batches else None) for loop, place in loops]
     whole = math.prod(one for one in rounds if one is not None) if loops and None not in rounds else None
     micro_batches_per_step = max(1, seen.steps[-1].num_backwards)
     most: list[float] = [whole] if whole is not None else []
@@ -41,14 +42,15 @@ def run_samples(loss: LossOfBatch, seen: Seen, micro_batch_size: int) -> int | N
     if not most:
         return None
     samples = min(most) * micro_batch_size
-    if (
-        isinstance(loss.source, FromLoader)
-        and (size := num_samples_of(loss.source.loader.dataset))
-        and min(most) == whole
-    ):
-        per_pass = math.ceil(size / micro_batch_size)
-        samples = min(samples, math.ceil(min(most) / per_pass) * size)  # the last batch of a pass may be smaller
+    if per_pass is not None and min(most) == whole and isinstance(loss.source, FromLoader):
+        size = num_samples_in_pass(loss.source.loader) or 0
+        samples = min(samples, math.ceil(whole / per_pass) * size)  # the last batch of a pass may be smaller
     return int(samples)
+
+
+def _batches_per_pass(loss: LossOfBatch, micro_batch_size: int) -> int | None:
+    size = num_samples_in_pass(loss.source.loader) if isinstance(loss.source, FromLoader) else None
+    return math.ceil(size / micro_batch_size) if size else None
 
 
 @dataclass(frozen=True)
@@ -73,44 +75,46 @@ def _places(seen: Seen) -> Iterator[tuple[Place, ast.Module]]:
             yield place, ast.parse(stream.read())
 
 
-def _rounds(loop: Loop, place: Place, loss: LossOfBatch, micro_batch_size: int) -> int | None:
-    """Return how often a loop goes round; None where only its end tells."""
+def _rounds(loop: Loop, place: Place, per_pass: int | None) -> int | None:
+    """Return how often a loop goes round; None where only its end tells. per_pass: the batches of a pass, of the loop over these."""
     if not isinstance(loop, ast.For):
         return None
-    own = [int(end) for name, end, _ in ends_at(loop, place, value_of) if name in targets_of(loop)]
-    over = loop.iter
-    while isinstance(over, ast.Call) and not _is_range(over) and over.args:  # tqdm, enumerate
-        if ast.unparse(over.func).endswith("islice") and len(over.args) == 2:
-            return _whole_number(value_of(over.args[1], place))
-        over = over.args[0]
-    if isinstance(over, ast.Call) and _is_range(over):
-        values = [value_of(one, place) for one in over.args]
+    own = [int(end) for name, end in ends_at(loop, place, value_of) if name in targets_of(loop)]
+    call = _range_of(loop)
+    if call is not None and ast.unparse(call.func).endswith("islice"):
+        found = _whole_number(value_of(call.args[1], place)) if len(call.args) == 2 else None
+    elif call is not None:
+        values = [value_of(one, place) for one in call.args]
         found = len(range(*values)) if values and all(isinstance(one, int) for one in values) else None
-    elif isinstance(loss.source, FromLoader):
-        size = num_samples_of(loss.source.loader.dataset)
-        found = math.ceil(size / micro_batch_size) if size else None
+    elif isinstance(loop.iter, ast.List | ast.Tuple):
+        words = any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in loop.iter.elts)
+        found = 1 if words else len(loop.iter.elts)  # of `for phase in ["train", "val"]` one trains
     else:
-        found = None
-    known = [one for one in (found, *own) if one is not None]
-    return min(known, default=None)
+        found = per_pass
+    return min((one for one in (found, *own) if one is not None), default=None)
+
+
+def _range_of(loop: ast.For) -> ast.Call | None:
+    """Return the range, or the islice, that a loop goes through, whatever is around it; None of any other."""
+    over = loop.iter
+    while isinstance(over, ast.Call):
+        name = ast.unparse(over.func).rpartition(".")[2]
+        if name in ("range", "trange", "islice"):
+            return over
+        over = over.args[0] if over.args else None
+    return None
 
 
 def _counted_to(loop: Loop, place: Place, around: Sequence[Loop]) -> Iterator[_End]:
     """Yield the ends of a loop that counts what is never set back: steps, or passes of an inner loop."""
     outermost = around[-1] if around else loop
-    for name, value, _ in ends_at(loop, place, value_of):
-        if name in targets_of(loop) if isinstance(loop, ast.For) else False:
-            continue
+    for name, value in ends_at(loop, place, value_of):
         if (found := counted_in(loop, name)) is not None and not is_set_in(outermost, name):
             yield _End(value, *found)
 
 
 def _whole_number(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _is_range(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id in ("range", "trange")
 
 
 def value_of(node: ast.expr, place: Place) -> Any:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
 from batchscout.trainers.sources.schedules import schedule_like
-from batchscout.trainers.sources.settings import Settings, num_samples_of
+from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.sources.takes_batch import TakesBatch
 from batchscout.trainers.sources.watch.batches import (
     FromCall,
@@ -25,6 +25,7 @@ from batchscout.trainers.sources.watch.batches import (
     batch_size_of,
     draws_at_will,
     loaders_of,
+    num_samples_in_pass,
     validation_loader,
     with_plain_batches,
     within,
@@ -107,32 +108,27 @@ def _makes(statement: ast.Assign | ast.AugAssign, loss: ast.expr) -> bool:
 
 def _divides(node: ast.AST, count: int, place: Place) -> bool:
     """True of a division by so many, or a product with one part of so many, of something that was computed before."""
-    if isinstance(node, ast.AugAssign):
-        by, is_division, is_product, left = (
-            node.value,
-            isinstance(node.op, ast.Div),
-            isinstance(node.op, ast.Mult),
-            node.target,
-        )
-    elif isinstance(node, ast.BinOp):
-        by, is_division, is_product, left = (
-            node.right,
-            isinstance(node.op, ast.Div),
-            isinstance(node.op, ast.Mult),
-            node.left,
-        )
-    else:
+    if not isinstance(node, ast.AugAssign | ast.BinOp):
         return False
-    inside = any(
-        isinstance(one, ast.Call) and len(one.args) == 1 and not isinstance(one.args[0], ast.Name)
-        for one in ast.walk(left)
-    )
-    return not inside and value_of(by, place) == (count if is_division else 1 / count if is_product else None)
+    left, by = (node.target, node.value) if isinstance(node, ast.AugAssign) else (node.left, node.right)
+    calls = [one for one in ast.walk(left) if isinstance(one, ast.Call)]
+    if any(len(one.args) == 1 and not isinstance(one.args[0], ast.Name) for one in calls):
+        return False  # within a call: `model(x / 4)`
+    match node.op:
+        case ast.Div():
+            return value_of(by, place) == count
+        case ast.Mult():
+            return value_of(by, place) == 1 / count
+        case _:
+            return False
 
 
 def _names(place: Any) -> Iterator[tuple[str, Any]]:
     yield from place.global_.items()
     yield from place.local.items()
+    for value in [*place.global_.values(), *place.local.values()]:
+        if type(value) is dict:  # `loaders["val"]`
+            yield from ((str(key), one) for key, one in value.items() if isinstance(one, DataLoader))
     for value in list(place.local.values()):  # the loaders of a class that trains
         if not isinstance(value, nn.Module) and hasattr(value, "__dict__"):
             yield from vars(value).items()
@@ -208,7 +204,7 @@ def settings(loop: Loop) -> Settings:
 def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) -> Iterator[str]:
     """Set the schedule to the script's own, over its whole run, and the rate to the highest of it; yield what is to be told."""
     source = loop.loss.source
-    per_pass = num_samples_of(source.loader.dataset) if isinstance(source, FromLoader) else None
+    per_pass = num_samples_in_pass(source.loader) if isinstance(source, FromLoader) else None
     steps = max(2, math.ceil((length or batch) / batch))
     rates = rates_of_run(loop.seen, steps, per_pass / batch if per_pass else None) if length else None
     if rates is None and len({step.rates for step in loop.seen.steps}) == 1 and not loop.seen.schedulers:
@@ -247,7 +243,7 @@ def _name_of(loop: Loop, loader: DataLoader[Any]) -> str:
 
 
 def _size(loader: DataLoader[Any]) -> str:
-    number = num_samples_of(loader.dataset)
+    number = num_samples_in_pass(loader)
     return "a stream" if number is None else f"{number:,} samples"
 
 

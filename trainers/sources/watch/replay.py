@@ -210,17 +210,10 @@ def _by_the_loop(code: LossCode, place: Place, seen: Seen) -> Iterator[_Bound]:
     if not isinstance(code.loop, ast.For) or not _roots(code.inputs) & targets_of(code.loop):
         return
     for fetched in seen.backward.fetched:
-        batch, numbered = (
-            ast.Name(_BATCH, ast.Load()),
-            isinstance(code.loop.target, ast.Tuple) and len(code.loop.target.elts) == 2,
-        )
         values = [_item(code.loop.iter, place, fetched.loader)]
-        # Of something that was made before: `batches = tqdm(enumerate(loader))`.
-        values += (
-            [ast.Tuple([ast.Constant(0), batch], ast.Load())]
-            if numbered and isinstance(code.loop.iter, ast.Name)
-            else []
-        )
+        is_pair = isinstance(code.loop.target, ast.Tuple) and len(code.loop.target.elts) == 2
+        if is_pair and isinstance(code.loop.iter, ast.Name):  # made before: `batches = tqdm(enumerate(loader))`
+            values.append(ast.Tuple([ast.Constant(0), ast.Name(_BATCH, ast.Load())], ast.Load()))
         for value in values:
             assign = ast.Assign([code.loop.target], value)
             yield _Bound((assign,), (), FromLoader(fetched.loader), fetched.batch, fetched.random)

@@ -253,9 +253,7 @@ def loops_around(tree: ast.Module, at: Position) -> list[Loop]:
     return [level.owner for level in reversed(_levels(tree, at)) if isinstance(level.owner, Loop)]
 
 
-def ends_at(
-    loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any]
-) -> Iterator[tuple[str, float, ast.Compare]]:
+def ends_at(loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any]) -> Iterator[tuple[str, float]]:
     """Yield what is compared with a number where a loop ends, in its head and before each `break`, and that number."""
     tests = [loop.test] if isinstance(loop, ast.While) else []
     tests += [
@@ -268,7 +266,7 @@ def ends_at(
             left = node.left.left if isinstance(node.left, ast.BinOp) else node.left  # `step + 1 >= most`
             value = value_of(node.comparators[0], place)
             if (name := _dotted(left)) and isinstance(value, int | float) and not isinstance(value, bool) and value > 1:
-                yield name, float(value), node
+                yield name, float(value)
 
 
 def _own_statements(loop: Loop) -> Iterator[ast.AST]:

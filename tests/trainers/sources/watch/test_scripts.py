@@ -569,6 +569,40 @@ def test_the_length_of_a_run_is_that_of_its_loops(folder: Path, loop: str) -> No
     assert keys_of(watched(folder, text))["run_samples"] == LENGTHS[loop]
 
 
+def test_of_a_stream_without_validation_every_tenth_sample_is_held_out(folder: Path) -> None:
+    stream = """
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from ((torch.full((8,), float(n)), torch.tensor(n % 3)) for n in range(60))
+optimizer = torch.optim.Adam(net.parameters())
+for x, y in DataLoader(Numbers(), batch_size=6):
+    optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+"""
+    loop = watched(folder, stream, head=HEAD.replace("val_loader =", "other ="))
+    loop.seen.loaders.clear()
+    train, val = (list(one.dataset) for one in sets_of(loop))
+    assert [int(x[0]) for x, _ in val] == [9, 19, 29, 39, 49, 59]
+    assert len(train) == 54
+
+
+def test_two_parts_of_one_set_stay_apart(folder: Path) -> None:
+    parts = """
+from torch.utils.data import SubsetRandomSampler
+whole = TensorDataset(X, Y)
+first = DataLoader(whole, batch_size=6, sampler=SubsetRandomSampler(range(0, 50)))
+held = DataLoader(whole, batch_size=6, sampler=SubsetRandomSampler(range(50, 60)))
+loaders = {"train": first, "valid": held}
+optimizer = torch.optim.Adam(net.parameters())
+for x, y in loaders["train"]:
+    optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+"""
+    loop = watched(folder, parts, head=HEAD.replace("val_loader", "other").replace("train_loader", "another"))
+    loop.seen.loaders[:] = [one for one in loop.seen.loaders if one.dataset is loop.loss.source.loader.dataset]
+    train, val = sets_of(loop)
+    assert (len(train.dataset), len(val.dataset)) == (50, 10)
+    assert not {tuple(x.tolist()) for x, _ in train.dataset} & {tuple(x.tolist()) for x, _ in val.dataset}
+
+
 def test_a_sum_that_sgd_takes_as_it_is_has_no_rate_for_another_batch(folder: Path) -> None:
     loop = watched(folder, PLAIN)
     with pytest.raises(ValueError, match="its loss is a sum over the batch, and SGD does not divide"):
