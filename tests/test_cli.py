@@ -143,7 +143,7 @@ def test_a_faulty_study_file_is_exit_code_2_and_one_message_in_a_real_process(ho
     (("export", "nowhere", "--to", "hf"),
      "there is no nowhere/recommendation.json; finish the study first: batchscout run"),
     (("export", "nowhere", "--to", "keras"),
-     "batchscout export takes no 'keras' after --to; there are hf, accelerate, lightning, trl, axolotl, torchtitan, deepspeed, nanogpt"),
+     "batchscout export takes no 'keras' after --to; there are script, torch, hf, accelerate, lightning, trl, axolotl, torchtitan, deepspeed, nanogpt"),
     (("exprt", "nowhere"),
      "batchscout takes no 'exprt'; did you mean export? There are plan, run, trial, status, report, explain, compare, export, launch, "
      "init, doctor, schema"),

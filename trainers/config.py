@@ -20,6 +20,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 
@@ -227,6 +229,11 @@ class Schedule(Strict):
     factors: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
     """Of `type: table`: the learning rate as a share of its highest, at even distances from the first step to the last, and on straight lines
     between. Its own warm-up is in it: `optimizer.warmup: 0`."""
+
+    @model_serializer(mode="wrap")
+    def _without_empty_factors(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave them out where there are none: what was written before they were there is the same."""
+        return {key: value for key, value in serialize(self).items() if key != "factors" or value}
 
     @model_validator(mode="after")
     def _a_table_has_factors(self) -> Schedule:

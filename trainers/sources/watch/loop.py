@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
-from batchscout.trainers.sources.schedules import schedule_like
+from batchscout.trainers.sources.schedules import ALIKE, schedule_like
 from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.sources.takes_batch import TakesBatch
 from batchscout.trainers.sources.watch.batches import (
@@ -208,7 +208,7 @@ def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) 
     steps = max(2, math.ceil((length or batch) / batch))
     rates = rates_of_run(loop.seen, steps, per_pass / batch if per_pass else None) if length else None
     if rates is None and len({step.rates for step in loop.seen.steps}) == 1 and not loop.seen.schedulers:
-        rates = [1.0, 1.0]
+        rates = [loop.seen.steps[0].rates[0]] * 2
     if rates is None:
         yield (
             f"how its learning rate changes over its run could not be foretold ({loop.seen.steps[0].rates[0]:.3g} in its first step, "
@@ -218,7 +218,9 @@ def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) 
         return
     keys["schedule"], highest = schedule_like(rates)
     keys["optimizer"]["warmup"] = 0
-    if keys["schedule"]["type"] == "table":
+    if not math.isclose(
+        highest, keys["optimizer"]["lr"], rel_tol=ALIKE
+    ):  # the highest may lie between two steps that were looked at
         keys["optimizer"]["lr"] = highest
 
 
