@@ -42,7 +42,7 @@ def run_samples(loss: LossOfBatch, seen: Seen, micro_batch_size: int) -> int | N
     if not most:
         return None
     samples = min(most) * micro_batch_size
-    if per_pass is not None and min(most) == whole and isinstance(loss.source, FromLoader):
+    if per_pass is not None and whole is not None and min(most) == whole and isinstance(loss.source, FromLoader):
         size = num_samples_in_pass(loss.source.loader) or 0
         samples = min(samples, math.ceil(whole / per_pass) * size)  # the last batch of a pass may be smaller
     return int(samples)
