@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
+from batchscout.trainers.sources.having import having
 from batchscout.trainers.sources.kinds import (
     LIGHTNING,
     is_lightning_data,
@@ -172,17 +173,6 @@ def fit_of(found: Any) -> Fit | None:
             return Fit(module, data, trainer)
         case _:
             raise ValueError(f"returned ({', '.join(type(one).__name__ for one in found)}); return {FORMS}")
-
-
-@contextlib.contextmanager
-def having(owner: Any, name: str, value: object) -> Iterator[None]:
-    """Within this, the attribute has another value."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 @contextlib.contextmanager

@@ -168,7 +168,8 @@ def _places_of(loader: DataLoader[Any]) -> list[int]:
 def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Return the loader in two: its samples but every tenth, and these. Raises ValueError where there are too few."""
     if num_samples_of(loader.dataset) is None:
-        return tuple(_with_set(loader, Tenths(loader.dataset, held_out=one)) for one in (False, True))  # type: ignore[return-value]
+        stream = loader.dataset
+        return _with_set(loader, Tenths(stream, held_out=False)), _with_set(loader, Tenths(stream, held_out=True))
     places = _places_of(loader)
     if len(places) < 2:
         raise ValueError(

@@ -15,6 +15,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -29,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.criteria import IGNORED_TARGET
+from batchscout.trainers.sources.having import having
 from batchscout.trainers.sources.kinds import is_lightning_trainer, is_transformers_trainer
 from batchscout.trainers.sources.watch.flags import Option, options_of_parser
 from batchscout.trainers.sources.watch.on_import import on_import
@@ -192,14 +194,9 @@ def observed(folder: Path) -> Iterator[Seen]:
     observer.seen.other_optimizers = [one for one in observer.optimizers if id(one) not in stepped]
 
 
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Iterator[None]:
+def _replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> AbstractContextManager[None]:
     before = getattr(owner, name)
-    setattr(owner, name, functools.wraps(before)(around(before)))
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+    return having(owner, name, functools.wraps(before)(around(before)))
 
 
 class _Observer:
@@ -494,7 +491,8 @@ def _leaves_alone(module: nn.Module) -> Iterator[None]:
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module in whatever runs it over several devices, or compiled."""
     while type(module).__name__ in _WRAPPERS:
-        module = getattr(module, "module", None) or module._orig_mod  # type: ignore[assignment]
+        name = "_orig_mod" if hasattr(module, "_orig_mod") else "module"
+        module = getattr(module, name)
     return module
 
 

@@ -11,6 +11,8 @@ import torch.distributed
 import torch.nn.parallel.distributed as parallel_module
 from torch import nn
 
+from batchscout.trainers.sources.having import having
+
 _OF_A_RANK = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
@@ -59,15 +61,9 @@ def one_process(*, launched: bool) -> Iterator[None]:
         "all_reduce": lambda *_, **__: None,
         "broadcast": lambda *_, **__: None,
     }
-    parallel = torch.nn.parallel
-    before = {name: getattr(torch.distributed, name) for name in stand_ins}
-    ddp = parallel.DistributedDataParallel
-    try:
+    with contextlib.ExitStack() as stack:
         for name, stand_in in stand_ins.items():
-            setattr(torch.distributed, name, stand_in)
-        parallel.DistributedDataParallel = parallel_module.DistributedDataParallel = _Alone  # type: ignore[assignment,misc]
+            stack.enter_context(having(torch.distributed, name, stand_in))
+        for module in (torch.nn.parallel, parallel_module):
+            stack.enter_context(having(module, "DistributedDataParallel", _Alone))
         yield
-    finally:
-        for name, original in before.items():
-            setattr(torch.distributed, name, original)
-        parallel.DistributedDataParallel = parallel_module.DistributedDataParallel = ddp
