@@ -17,6 +17,7 @@ from batchscout.trainers.sources.watch.statements import (
     ends_at,
     is_set_in,
     loops_around,
+    parsed,
     targets_of,
 )
 
@@ -24,7 +25,8 @@ from batchscout.trainers.sources.watch.statements import (
 def run_samples(loss: LossOfBatch, seen: Seen, micro_batch_size: int) -> int | None:
     """Return the samples that the script's run has; None where that is not to be seen. micro_batch_size: samples of a call of backward."""
     assert seen.backward is not None
-    loops = [(loop, place) for place, tree in _places(seen) for loop in loops_around(tree, place.position)]
+    places = seen.backward.places
+    loops = [(loop, place) for place in places for loop in loops_around(parsed(place.file), place.position)]
     per_pass = _batches_per_pass(loss, micro_batch_size)
     over_batches = next((loop for loop, _ in loops if isinstance(loop, ast.For) and _range_of(loop) is None), None)
     rounds = [_rounds(loop, place, per_pass if loop is over_batches else None) for loop, place in loops]
@@ -66,13 +68,6 @@ class _End:
     def depth(self, loops: Sequence[tuple[Loop, Place]]) -> int:
         """Return how many loops are within the one whose rounds are counted."""
         return next(n for n, (loop, _) in enumerate(loops) if loop is self.counts_in)
-
-
-def _places(seen: Seen) -> Iterator[tuple[Place, ast.Module]]:
-    assert seen.backward is not None
-    for place in seen.backward.places:
-        with open(place.file, "rb") as stream:
-            yield place, ast.parse(stream.read())
 
 
 def _rounds(loop: Loop, place: Place, per_pass: int | None) -> int | None:

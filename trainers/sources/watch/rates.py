@@ -9,6 +9,7 @@ from typing import Any
 
 from batchscout.trainers.sources.schedules import MOST_CALLS, NUM_FACTORS, rates_of
 from batchscout.trainers.sources.watch.observer import Place, Seen
+from batchscout.trainers.sources.watch.statements import parsed
 
 _SAME = 1e-6
 
@@ -48,8 +49,7 @@ def _of_expression(seen: Seen, num_steps: int) -> list[float] | None:
         return None
     wanted = [step.rates[0] for step in seen.steps]
     for place in seen.backward.places:
-        with open(place.file, "rb") as stream:
-            tree = ast.parse(stream.read())
+        tree = parsed(place.file)
         for expression in _set_as_rate(tree):
             for counter in _counters(tree):
                 for first in (0, 1):

@@ -25,6 +25,7 @@ from batchscout.trainers.sources.watch.statements import (
     inputs_of,
     loops_around,
     loss_codes,
+    parsed,
     targets_of,
 )
 
@@ -102,13 +103,8 @@ def _codes(backward: Backward) -> Iterator[tuple[Place, LossCode]]:
             name = next((name for name, value in place.local.items() if value is backward.loss), None)
             if name is None:
                 continue
-        for code in loss_codes(_tree(place.file), place.position, name):
+        for code in loss_codes(parsed(place.file), place.position, name):
             yield place, code
-
-
-def _tree(file: str) -> ast.Module:
-    with open(file, "rb") as stream:
-        return ast.parse(stream.read())
 
 
 def _carried(code: LossCode, place: Place) -> str | None:
@@ -160,7 +156,7 @@ def _given_a_number(statement: ast.stmt) -> set[str]:
 def _changing(seen: Seen) -> set[str]:
     """Return what the loops around the loss give values to, in all functions on the way."""
     assert seen.backward is not None
-    loops = [loop for place in seen.backward.places for loop in loops_around(_tree(place.file), place.position)]
+    loops = [loop for place in seen.backward.places for loop in loops_around(parsed(place.file), place.position)]
     targets = {name for loop in loops if isinstance(loop, ast.For) for name in targets_of(loop)}
     return targets | {name for loop in loops for name in assigned_in(loop)}
 

@@ -1,10 +1,12 @@
-"""Which statements of a loop's body make the loss of a batch: read from the syntax tree at the line that calls `backward`. Pure."""
+"""Which statements of a loop's body make the loss of a batch: read from the syntax tree at the line that calls `backward`."""
 
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 Loop = ast.For | ast.While
@@ -43,6 +45,12 @@ class _Level:
 
 Position = tuple[int, int]
 """A line, and a column in it."""
+
+
+@functools.cache
+def parsed(file: str) -> ast.Module:
+    """Return the syntax tree of a file, the same one each time: its nodes are known by their identity."""
+    return ast.parse(Path(file).read_bytes())
 
 
 def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[LossCode]:
