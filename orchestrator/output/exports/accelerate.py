@@ -11,8 +11,8 @@ from batchscout.orchestrator.output.exports.notes import (
     text_of,
     tokens_note,
 )
-from batchscout.orchestrator.output.exports.optimizer_lines import optimizer_lines
-from batchscout.orchestrator.output.exports.schedule_lines import factor_lines, phase_lines
+from batchscout.orchestrator.output.exports.optimizer_lines import recipe_lines
+from batchscout.orchestrator.output.exports.schedule_lines import phase_lines
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
@@ -44,15 +44,7 @@ def written(recommendation: Recommendation) -> str:
             ")",
             "",
             "",
-            "def learning_rate_factor(step):",
-            *factor_lines(r),
-            "",
-            "",
-            "def build_optimizer(model):",
-            *optimizer_lines(r, parameters_of="model", model="model"),
-            "    return optimizer",
-            "",
-            "",
+            *recipe_lines(r),
             *_loop(r),
         ]
     )

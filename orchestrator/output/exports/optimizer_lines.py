@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from batchscout.orchestrator.output.exports.schedule_lines import factor_lines
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import OptimizerConfig
+
+
+def recipe_lines(recommendation: Recommendation) -> list[str]:
+    """Return the two functions that a loop takes its learning rate and its optimizer from."""
+    return [
+        "def learning_rate_factor(step):",
+        *factor_lines(recommendation),
+        "",
+        "",
+        "def build_optimizer(model):",
+        *optimizer_lines(recommendation, parameters_of="model", model="model"),
+        "    return optimizer",
+        "",
+        "",
+    ]
 
 
 def optimizer_lines(recommendation: Recommendation, *, parameters_of: str, model: str) -> list[str]:

@@ -12,8 +12,7 @@ from batchscout.orchestrator.output.exports.notes import (
     tokens_note,
     without_ramp,
 )
-from batchscout.orchestrator.output.exports.optimizer_lines import optimizer_lines
-from batchscout.orchestrator.output.exports.schedule_lines import factor_lines
+from batchscout.orchestrator.output.exports.optimizer_lines import recipe_lines
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
@@ -34,15 +33,7 @@ def written(recommendation: Recommendation) -> str:
             f"torch.manual_seed({r.seed})",
             "",
             "",
-            "def learning_rate_factor(step):",
-            *factor_lines(r),
-            "",
-            "",
-            "def build_optimizer(model):",
-            *optimizer_lines(r, parameters_of="model", model="model"),
-            "    return optimizer",
-            "",
-            "",
+            *recipe_lines(r),
             *_loop(r),
         ]
     )
