@@ -13,6 +13,7 @@ from batchscout.trainers.sources.of_lightning import OfLightning
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.sources.watch import loop as of_script
+from batchscout.trainers.sources.watch import recipe
 from batchscout.trainers.sources.watch.loop import Loop, OfLoop
 
 
@@ -39,7 +40,7 @@ def settings_of(found: Any, train_loader: Any) -> Settings:
     if (fit := fit_of(found)) is not None:
         return of_lightning.settings(fit, train_loader)
     if isinstance(found, Loop):
-        return of_script.settings(found)
+        return recipe.settings(found)
     return of_transformers.settings(found)
 
 

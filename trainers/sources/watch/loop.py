@@ -1,9 +1,8 @@
-"""A loop that was watched, as a study takes it: a module that gives the loss of a batch, its data, and its recipe."""
+"""A loop that was watched, as a study takes it: a module that gives the loss of a batch, and its data."""
 
 from __future__ import annotations
 
 import ast
-import math
 import weakref
 from collections import UserDict
 from collections.abc import Iterator
@@ -15,24 +14,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
-from batchscout.trainers.sources.schedules import ALIKE, schedule_like
-from batchscout.trainers.sources.settings import Settings
+from batchscout.trainers.sources.optimizers import groups_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
 from batchscout.trainers.sources.watch.batches import (
-    FromCall,
     FromLoader,
-    batch_size_of,
-    draws_at_will,
     loaders_of,
-    num_samples_in_pass,
     validation_loader,
     with_plain_batches,
-    within,
 )
-from batchscout.trainers.sources.watch.length import run_samples, value_of
+from batchscout.trainers.sources.watch.length import value_of
 from batchscout.trainers.sources.watch.observer import Place, Seen, num_samples_in
-from batchscout.trainers.sources.watch.rates import rates_of_run
 from batchscout.trainers.sources.watch.replay import Copies, LossOfBatch, give_back
 
 
@@ -54,7 +45,7 @@ class Loop:
         if not isinstance(self.loss.source, FromLoader):
             return None
         assert self.seen.backward is not None
-        named = {name: value for place in reversed(self.seen.backward.places) for name, value in _names(place)}
+        named = {name: value for place in reversed(self.seen.backward.places) for name, value in names_around(place)}
         return validation_loader(self.loss.source.loader, self.seen.loaders, named)
 
     @property
@@ -123,7 +114,8 @@ def _divides(node: ast.AST, count: int, place: Place) -> bool:
             return False
 
 
-def _names(place: Any) -> Iterator[tuple[str, Any]]:
+def names_around(place: Place) -> Iterator[tuple[str, Any]]:
+    """Yield the names at a place of the script, and what they stand for: with the attributes of what trains, and what is in dictionaries."""
     yield from place.global_.items()
     yield from place.local.items()
     for value in [*place.global_.values(), *place.local.values()]:
@@ -187,129 +179,3 @@ def groups(model: OfLoop) -> list[dict[str, Any]]:
 def _pairs(seen: Seen, copies: dict[int, nn.Module]) -> Iterator[tuple[Tensor, Tensor]]:
     for key, originals in seen.parameters.items():
         yield from zip(originals, copies[key].parameters(), strict=True)
-
-
-def settings(loop: Loop) -> Settings:
-    """Return what the script's optimizer, schedule and loop say."""
-    for group, rate in zip(loop.optimizer.param_groups, _base_rates(loop.seen), strict=True):
-        group.setdefault("initial_lr", rate)
-    keys: dict[str, Any] = {"optimizer": optimizer_keys(loop.optimizer), "precision": _precision(loop.seen)}
-    batch = _samples_per_step(loop)
-    length = run_samples(loop.loss, loop.seen, batch // loop.num_micro_batches)
-    told = list(_schedule(loop, keys, batch, length))
-    keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
-    return Settings(keys, (*told, *_told(loop)), length, tuple(_taken(loop, batch)))
-
-
-def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) -> Iterator[str]:
-    """Set the schedule to the script's own, over its whole run, and the rate to the highest of it; yield what is to be told."""
-    source = loop.loss.source
-    per_pass = num_samples_in_pass(source.loader) if isinstance(source, FromLoader) else None
-    steps = max(2, math.ceil((length or batch) / batch))
-    rates = rates_of_run(loop.seen, steps, per_pass / batch if per_pass else None) if length else None
-    if rates is None and len({step.rates for step in loop.seen.steps}) == 1 and not loop.seen.schedulers:
-        rates = [loop.seen.steps[0].rates[0]] * 2
-    if rates is None:
-        yield (
-            f"how its learning rate changes over its run could not be foretold ({loop.seen.steps[0].rates[0]:.3g} in its first step, "
-            f"{keys['optimizer']['lr']:.3g} when the optimizer was made); a study takes its own warm-up and warmup_stable_decay to the latter: "
-            "set schedule to choose another"
-        )
-        return
-    keys["schedule"], highest = schedule_like(rates)
-    keys["optimizer"]["warmup"] = 0
-    if not math.isclose(
-        highest, keys["optimizer"]["lr"], rel_tol=ALIKE
-    ):  # the highest may lie between two steps that were looked at
-        keys["optimizer"]["lr"] = highest
-
-
-def _of_data(loop: Loop) -> str:
-    source = loop.loss.source
-    if not isinstance(source, FromLoader):
-        return (
-            source.text
-            if isinstance(source, FromCall)
-            else f"the rows of {' and '.join(source.names)}, of which a tenth is held out"
-        )
-    train = f"{_name_of(loop, source.loader)} ({_size(source.loader)})"
-    if loop.validation is None:
-        return f"{train}, of which a tenth is held out"
-    return f"{train}, and {_name_of(loop, loop.validation)} ({_size(loop.validation)}) to validate on"
-
-
-def _name_of(loop: Loop, loader: DataLoader[Any]) -> str:
-    assert loop.seen.backward is not None
-    named = (name for place in loop.seen.backward.places for name, value in _names(place) if within(value) is loader)
-    return next(named, "a DataLoader")
-
-
-def _size(loader: DataLoader[Any]) -> str:
-    number = num_samples_in_pass(loader)
-    return "a stream" if number is None else f"{number:,} samples"
-
-
-def _taken(loop: Loop, batch: int) -> Iterator[str]:
-    modules = list(loop.seen.pristine.values())
-    sizes = [sum(p.numel() for p in one.parameters()) for one in modules]
-    names = " and ".join(
-        f"{type(one).__name__} ({size:,} parameters)" for one, size in zip(modules, sizes, strict=True)
-    )
-    parts = f", {loop.num_micro_batches} micro-batches to a step" if loop.num_micro_batches > 1 else ""
-    yield f"model: {names}"
-    yield f"optimizer: {type(loop.optimizer).__name__}, {batch} samples a step{parts}"
-    yield f"data: {_of_data(loop)}"
-    yield f"loss of a batch (replayed, it gives the loss and the gradient that were seen), from {loop.loss.place.function}:"
-    yield from (f"    {line}" for line in loop.loss.text.splitlines()[1:])
-
-
-def _precision(seen: Seen) -> str:
-    return {torch.bfloat16: "bfloat16", torch.float16: "float16"}.get(seen.autocast or torch.float32, "float32")
-
-
-def _samples_per_step(loop: Loop) -> int:
-    if isinstance(loop.loss.source, FromLoader):
-        return batch_size_of(loop.loss.source.loader) * loop.num_micro_batches
-    return num_samples_in(loop.loss.first) * loop.num_micro_batches
-
-
-def _base_rates(seen: Seen) -> tuple[float, ...]:
-    """Return the rates that are not a step's of a schedule: those of all steps where they do not change, or else those that the optimizer
-    was made with."""
-    constant = len(seen.steps) > 1 and len({step.rates for step in seen.steps}) == 1
-    return seen.steps[0].rates if constant else seen.made_with[id(seen.steps[0].optimizer)]
-
-
-def _scales_with_gradient(optimizer: Optimizer) -> bool:
-    return type(optimizer).__name__ in ("SGD", "ASGD")
-
-
-def _told(loop: Loop) -> Iterator[str]:
-    source = loop.loss.source
-    if isinstance(source, FromLoader) and loop.validation is None:
-        yield "no other loader of the script is of validation data, so every tenth sample is held out and only evaluated"
-    if isinstance(source, FromLoader) and draws_at_will(source.loader):
-        yield "its sampler draws some samples several times in a pass and others not at all; a study takes each once"
-    if isinstance(source, FromCall):
-        yield f"its batches come from {source.text}: their rows are the samples"
-        if source.validation is None:
-            yield "no call for validation data was found, so fresh batches of the training data are evaluated"
-    if loop.sums and _scales_with_gradient(loop.optimizer):
-        raise ValueError(
-            f"its loss is a sum over the batch, and {type(loop.optimizer).__name__} does not divide by the gradient's size, so that its learning "
-            "rate is another at every batch; divide the loss by the number of samples, and multiply the rate by it"
-        )
-    if not loop.is_averaged and _scales_with_gradient(loop.optimizer):
-        raise ValueError(
-            f"it adds up the gradients of {loop.num_micro_batches} micro-batches, and {type(loop.optimizer).__name__} does not divide by the "
-            f"gradient's size; divide the loss by {loop.num_micro_batches}, and multiply the learning rate by it"
-        )
-    if loop.sums:
-        yield "its loss is a sum over the batch; a study takes the mean, whose gradient does not grow with the batch"
-    if not loop.is_averaged:
-        yield (
-            f"it adds up the gradients of {loop.num_micro_batches} micro-batches, where a study takes their mean: its optimizer divides by the "
-            "gradient's size, and what it clips is another"
-        )
-    if loop.seen.compiled:
-        yield "torch.compile is the study's to decide"
