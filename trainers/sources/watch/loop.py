@@ -22,9 +22,10 @@ from batchscout.trainers.sources.watch.batches import (
     validation_loader,
     with_plain_batches,
 )
+from batchscout.trainers.sources.watch.copies import Copies, give_back
 from batchscout.trainers.sources.watch.length import value_of
 from batchscout.trainers.sources.watch.observer import Place, Seen, num_samples_in
-from batchscout.trainers.sources.watch.replay import Copies, LossOfBatch, give_back
+from batchscout.trainers.sources.watch.replay import LossOfBatch
 
 
 @dataclass(frozen=True)
