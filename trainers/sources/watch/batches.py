@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
-    TensorDataset,
 )
 
 from batchscout.trainers.sources.settings import num_samples_of
 
 HELD_OUT = 0.1
 """Of the training samples, where a script shows no others: the share that is only evaluated."""
-_VALIDATES = ("val", "valid", "validation", "eval", "dev", "test")
+_VALIDATES = ("val", "valid", "validation", "eval", "dev", "test", "te")
 """What validation data are called, the likeliest first."""
 _TRAINS = ("train", "training", "trn")
 
@@ -48,14 +49,16 @@ class FromCall:
 
 
 @dataclass(frozen=True)
-class FromTensors:
-    """The script trains on all of its data in each step: on the rows of these."""
+class FromRows:
+    """The script takes rows of these, tensors, arrays or lists of one length, itself: some, or all in each step."""
 
-    tensors: tuple[Tensor, ...]
+    tables: tuple[Any, ...]
     names: tuple[str, ...]
+    validation: tuple[Any, ...] | None
+    """Those of validation data; None where none are called alike."""
 
 
-Source = FromLoader | FromCall | FromTensors
+Source = FromLoader | FromCall | FromRows
 
 
 def call_source(call: ast.Call, names: Mapping[str, Any]) -> FromCall:
@@ -128,8 +131,75 @@ def loaders_of(source: Source, validation: DataLoader[Any] | None) -> tuple[Any,
             return (train, _each_once(validation)) if validation is not None else held_out(train)
         case FromCall():
             return Rows(source.next), Rows(source.validation or source.next)
-        case FromTensors(tensors):
-            return held_out(DataLoader(TensorDataset(*tensors)))
+        case FromRows(tables, _, apart):
+            train = _loader_of_rows(tables)
+            return (train, _loader_of_rows(apart)) if apart is not None else held_out(train)
+
+
+def is_table(value: Any) -> bool:
+    """True of what a script may take rows of: a tensor or array of numbers, or a list of what a sample may be."""
+    if isinstance(value, Tensor):
+        return value.ndim > 0 and len(value) > 1 and not value.requires_grad
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0 and len(value) > 1 and value.dtype.kind in "biuf"
+    return type(value) is list and len(value) > 1 and isinstance(value[0], _SAMPLES)
+
+
+_SAMPLES = (str, int, float, list, tuple, dict, Tensor, np.ndarray)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """True if rows of both are of one kind."""
+    if isinstance(one, Tensor | np.ndarray) and type(one) is type(other):
+        return one.dtype == other.dtype and one.shape[1:] == other.shape[1:]
+    return type(one) is type(other)
+
+
+def names_apart(names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield what tables of validation data may be called, beside those of training data, the likeliest first."""
+    for word in _VALIDATES:
+        in_its_place = [re.sub("train(ing)?|trn|tr(?=_|$)", word, one) for one in names]
+        yield from (one for one in (in_its_place, [f"{one}_{word}" for one in names]) if one != list(names))
+
+
+def rows_of(table: Any, rows: list[int]) -> Any:
+    """Return these rows, as a batch holds them: of numbers a tensor."""
+    if isinstance(table, list):
+        return [table[one] for one in rows]
+    return (table if isinstance(table, Tensor) else torch.from_numpy(table))[rows]
+
+
+class _Table(Dataset[Any]):
+    """Tables of one length, whose rows are the samples."""
+
+    def __init__(self, tables: tuple[Any, ...]) -> None:
+        self.tables = [torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in tables]
+
+    def __len__(self) -> int:
+        return len(self.tables[0])
+
+    def __getitem__(self, place: int) -> tuple[Any, ...]:
+        rows = (one[place] for one in self.tables)
+        return tuple(row.cpu() if isinstance(row, Tensor) else row for row in rows)
+
+
+def _loader_of_rows(tables: tuple[Any, ...]) -> DataLoader[Any]:
+    def collate(samples: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+        columns = zip(tables, zip(*samples, strict=True), strict=True)
+        return tuple(list(column) if isinstance(table, list) else torch.stack(column) for table, column in columns)
+
+    return DataLoader(_Table(tables), collate_fn=collate)
+
+
+def num_samples_in_source(source: Source) -> int | None:
+    """Return the samples of a pass over the data; None where there is no such thing."""
+    match source:
+        case FromLoader(loader):
+            return num_samples_in_pass(loader)
+        case FromRows(tables):
+            return len(tables[0])
+        case FromCall():
+            return None
 
 
 def draws_at_will(loader: DataLoader[Any]) -> bool:

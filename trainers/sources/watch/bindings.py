@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from batchscout.trainers.sources.watch.batches import FromLoader, FromTensors, Source, call_source, same_numbers
-from batchscout.trainers.sources.watch.observer import Place, RandomState, Seen
-from batchscout.trainers.sources.watch.statements import LossCode, targets_of
+from batchscout.trainers.sources.watch.batches import (
+    FromLoader,
+    FromRows,
+    Source,
+    alike,
+    call_source,
+    is_table,
+    names_apart,
+    rows_of,
+    same_numbers,
+)
+from batchscout.trainers.sources.watch.observer import Place, RandomState, Seen, value_of
+from batchscout.trainers.sources.watch.statements import LossCode, assigned_in, loops_around, parsed, targets_of
 
 BATCH = "__batch__"
 """The argument of a loss of a batch."""
@@ -29,14 +41,15 @@ class Bound:
     """The batch that was trained on first."""
     random: RandomState | None = None
     """The generators after it was fetched."""
-    in_place: ast.Call | None = None
-    """A call within the statements that returns the batch, in whose place it stands."""
+    in_place: Mapping[ast.expr, ast.expr] = field(default_factory=dict)
+    """Parts of the statements that are the batch or of it, and what stands there."""
 
 
 def bindings(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     yield from _by_the_loop(code, place, seen)
     yield from _by_next(code, place, seen)
     yield from _by_value(code, place, seen)
+    yield from _by_rows(code, place, seen)
     yield from _by_call(code, place, seen)
     yield from _by_call_within(code, place, seen)
     yield from _by_tensors(code, place)
@@ -51,7 +64,7 @@ def _by_the_loop(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
         values = [_item(code.loop.iter, place, fetched.loader)]
         is_pair = isinstance(code.loop.target, ast.Tuple) and len(code.loop.target.elts) == 2
         if is_pair and isinstance(code.loop.iter, ast.Name):  # made before: `batches = tqdm(enumerate(loader))`
-            values.append(ast.Tuple([ast.Constant(0), ast.Name(BATCH, ast.Load())], ast.Load()))
+            values.append(ast.Tuple([ast.Constant(0), _batch()], ast.Load()))
         for value in values:
             assign = ast.Assign([code.loop.target], value)
             yield Bound((assign,), (), FromLoader(fetched.loader), fetched.batch, fetched.random)
@@ -67,8 +80,8 @@ def _item(over: ast.expr, place: Place, loader: DataLoader[Any]) -> ast.expr:
                 _item(one, place, loader) if _is_loader(one, place, loader) else ast.Constant(0) for one in over.args
             ]
             return ast.Tuple(parts, ast.Load())
-        return _item(over.args[0], place, loader) if isinstance(over.args[0], ast.Call) else ast.Name(BATCH, ast.Load())
-    return ast.Name(BATCH, ast.Load())
+        return _item(over.args[0], place, loader) if isinstance(over.args[0], ast.Call) else _batch()
+    return _batch()
 
 
 def _is_loader(node: ast.expr, place: Place, loader: DataLoader[Any]) -> bool:
@@ -82,7 +95,7 @@ def _by_next(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     for fetched in seen.backward.fetched:
         for one in _calls(code):
             if same_numbers(_now(one.targets[0], place), fetched.batch) or ast.unparse(one.value).startswith("next("):
-                assign = ast.Assign(one.targets, ast.Name(BATCH, ast.Load()))
+                assign = ast.Assign(one.targets, _batch())
                 yield Bound((assign,), (one,), FromLoader(fetched.loader), fetched.batch, fetched.random)
 
 
@@ -147,7 +160,7 @@ def _by_call(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
         if not is_of_numbers(now) or holds_a_graph(now):
             continue
         trained_on = _as_called(one.targets[0], code, place, seen)
-        assign = ast.Assign(one.targets, ast.Name(BATCH, ast.Load()))
+        assign = ast.Assign(one.targets, _batch())
         source = call_source(one.value, {**place.global_, **place.local})
         yield Bound((assign,), (one,), source, now if trained_on is None else trained_on)
 
@@ -163,10 +176,10 @@ def _by_call_within(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]
                 continue
             batch = seen.called_with[0][number:] if isinstance(argument, ast.Starred) else seen.called_with[0][number]
             for fetched in seen.backward.fetched:
-                yield Bound((), (), FromLoader(fetched.loader), fetched.batch, fetched.random, value)
+                yield Bound((), (), FromLoader(fetched.loader), fetched.batch, fetched.random, {value: _batch()})
             if not seen.backward.fetched and is_of_numbers(batch):
                 source = call_source(value, {**place.global_, **place.local})
-                yield Bound((), (), source, batch, in_place=value)
+                yield Bound((), (), source, batch, in_place={value: _batch()})
 
 
 def _of_modules(code: LossCode, place: Place, seen: Seen) -> list[ast.Call]:
@@ -190,6 +203,95 @@ def _as_called(target: ast.expr, code: LossCode, place: Place, seen: Seen) -> An
     return None
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A part of a table that a script takes as its batch: `X[i : i + 32]`, or `X[rows, :8]`."""
+
+    node: ast.Subscript
+    name: str
+    """Of the table."""
+    table: Any
+    rows: tuple[int, ...]
+    """Their places in it."""
+
+
+def _by_rows(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
+    """`X[i : i + 32], Y[i : i + 32]`: the same rows of tables that stay as they are."""
+    parts = _parts_of_tables(code, place, changing(seen))
+    for size in sorted({len(one.table) for one in parts}, reverse=True):
+        ours = [one for one in parts if len(one.table) == size]
+        if len({one.rows for one in ours}) > 1:
+            continue  # the next word of a text, say: a row alone is no sample
+        names = sorted({one.name for one in ours})
+        tables = {one.name: one.table for one in ours}
+        source = FromRows(tuple(tables[name] for name in names), tuple(names), _tables_apart(names, tables, place))
+        rows = list(ours[0].rows)
+        batch = tuple(rows_of(tables[name], rows) for name in names)
+        yield Bound(
+            (), (), source, batch, in_place={one.node: _part_of_batch(one, names.index(one.name)) for one in ours}
+        )
+
+
+def _parts_of_tables(code: LossCode, place: Place, changing: set[str]) -> list[_Part]:
+    """Return the parts of tables that the loss is made of, but for those that only say which rows of another are taken."""
+    nodes = [
+        one
+        for part in (*code.statements, code.loss)
+        for one in ast.walk(part)
+        if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Load)
+    ]
+    found = [part for one in nodes if (part := _part_of_table(one, code, place, changing)) is not None]
+    read = [inner for one in found for inner in ast.walk(one.node.slice)]
+    names = {one.id for one in read if isinstance(one, ast.Name)}
+    of_rows = {one.value for one in code.statements if isinstance(one, ast.Assign) and names_set(one) & names}
+    return [one for one in found if one.node not in read and one.node not in of_rows]
+
+
+def _part_of_table(node: ast.Subscript, code: LossCode, place: Place, changing: set[str]) -> _Part | None:
+    name = ast.unparse(node.value)
+    table = or_none(place, name)
+    if not is_table(table) or name in code.changed or name.split(".")[0] in code.changed:
+        return None
+    which = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice
+    if not {one.id for one in ast.walk(which) if isinstance(one, ast.Name)} & changing:
+        return None  # the same rows in every batch
+    rows = _rows(which, place, len(table))
+    return _Part(node, name, table, rows) if rows else None
+
+
+def _rows(which: ast.expr, place: Place, size: int) -> tuple[int, ...]:
+    """Return the rows that an index takes of a table of this size; none where it takes a single one, or cannot be told."""
+    if isinstance(which, ast.Slice):
+        ends = [None if one is None else value_of(one, place) for one in (which.lower, which.upper, which.step)]
+        return tuple(range(*slice(*ends).indices(size))) if all(isinstance(one, int | None) for one in ends) else ()
+    index = value_of(which, place)
+    if isinstance(index, Tensor | np.ndarray | list):
+        places = torch.as_tensor(index).cpu()
+        if places.ndim == 1 and not (places.is_floating_point() or places.is_complex()):
+            return tuple(torch.arange(size)[places].tolist())
+    return ()
+
+
+def _part_of_batch(part: _Part, number: int) -> ast.expr:
+    """Return what stands for a part of a table: the rows of the batch, with what else is taken of these."""
+    found: ast.expr = ast.Subscript(_batch(), ast.Constant(number), ast.Load())
+    if isinstance(part.table, np.ndarray):
+        found = ast.parse(f"{ast.unparse(found)}.cpu().numpy()", mode="eval").body
+    if isinstance(part.node.slice, ast.Tuple):
+        rest = ast.Tuple([ast.Slice(), *part.node.slice.elts[1:]], ast.Load())
+        found = ast.Subscript(found, rest, ast.Load())
+    return found
+
+
+def _tables_apart(names: Sequence[str], tables: Mapping[str, Any], place: Place) -> tuple[Any, ...] | None:
+    """Return the tables of validation data that are called alike; None where there are none."""
+    for renamed in names_apart(names):
+        found = [or_none(place, name) for name in renamed]
+        if all(is_table(one) and alike(one, tables[name]) for one, name in zip(found, names, strict=True)):
+            return tuple(found) if len({len(one) for one in found}) == 1 else None
+    return None
+
+
 def _by_tensors(code: LossCode, place: Place) -> Iterator[Bound]:
     """The same tensors in every step: their rows are the samples."""
     values = {name: or_none(place, name) for name in sorted(roots_of(code.inputs) - code.changed)}
@@ -200,9 +302,21 @@ def _by_tensors(code: LossCode, place: Place) -> Iterator[Bound]:
     }
     sizes = {len(value) for value in tensors.values()}
     if tensors and len(sizes) == 1 and min(sizes) > 1:
-        names = ast.Tuple([ast.Name(name, ast.Store()) for name in tensors], ast.Store())
-        assign = ast.Assign([names], ast.Name(BATCH, ast.Load()))
-        yield Bound((assign,), (), FromTensors(tuple(tensors.values()), tuple(tensors)), list(tensors.values()))
+        targets = ast.Tuple([ast.Name(name, ast.Store()) for name in tensors], ast.Store())
+        source = FromRows(tuple(tensors.values()), tuple(tensors), _tables_apart(list(tensors), tensors, place))
+        yield Bound((ast.Assign([targets], _batch()),), (), source, list(tensors.values()))
+
+
+def _batch() -> ast.expr:
+    return ast.Name(BATCH, ast.Load())
+
+
+def changing(seen: Seen) -> set[str]:
+    """Return what the loops around the loss give values to, in all functions on the way."""
+    assert seen.backward is not None
+    loops = [loop for place in seen.backward.places for loop in loops_around(parsed(place.file), place.position)]
+    targets = {name for loop in loops if isinstance(loop, ast.For) for name in targets_of(loop)}
+    return targets | {name for loop in loops for name in assigned_in(loop)}
 
 
 def roots_of(names: frozenset[str]) -> set[str]:

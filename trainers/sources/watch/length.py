@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchscout.trainers.sources.watch.batches import FromLoader, num_samples_in_pass
-from batchscout.trainers.sources.watch.observer import Place, Seen
+from batchscout.trainers.sources.watch.batches import num_samples_in_source
+from batchscout.trainers.sources.watch.observer import Place, Seen, value_of
 from batchscout.trainers.sources.watch.replay import LossOfBatch
 from batchscout.trainers.sources.watch.statements import (
     Loop,
@@ -44,15 +44,15 @@ def run_samples(loss: LossOfBatch, seen: Seen, micro_batch_size: int) -> int | N
     if not most:
         return None
     samples = min(most) * micro_batch_size
-    if per_pass is not None and whole is not None and min(most) == whole and isinstance(loss.source, FromLoader):
-        size = num_samples_in_pass(loss.source.loader) or 0
+    size = num_samples_in_source(loss.source)
+    if per_pass is not None and whole is not None and min(most) == whole and size is not None:
         samples = min(samples, math.ceil(whole / per_pass) * size)  # the last batch of a pass may be smaller
     return int(samples)
 
 
 def _batches_per_pass(loss: LossOfBatch, micro_batch_size: int) -> int | None:
-    size = num_samples_in_pass(loss.source.loader) if isinstance(loss.source, FromLoader) else None
-    return math.ceil(size / micro_batch_size) if size else None
+    size = num_samples_in_source(loss.source)
+    return math.ceil(size / micro_batch_size) if size is not None and size > micro_batch_size else None
 
 
 @dataclass(frozen=True)
@@ -110,27 +110,3 @@ def _counted_to(loop: Loop, place: Place, around: Sequence[Loop]) -> Iterator[_E
 
 def _whole_number(value: Any) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def value_of(node: ast.expr, place: Place) -> Any:
-    """Return what a plain expression stands for: a number, a name, an attribute, or arithmetic of these; None of anything else."""
-    if any(not isinstance(one, _PLAIN) for one in ast.walk(node)):
-        return None
-    try:
-        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval", dont_inherit=True)
-        return eval(code, {**place.global_, **place.local})  # names and numbers of the script's own
-    except Exception:  # a name that is given a value later
-        return None
-
-
-_PLAIN = (
-    ast.Name,
-    ast.Attribute,
-    ast.Subscript,
-    ast.Constant,
-    ast.BinOp,
-    ast.operator,
-    ast.UnaryOp,
-    ast.unaryop,
-    ast.expr_context,
-)

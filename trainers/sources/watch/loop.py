@@ -17,14 +17,16 @@ from torch.utils.data import DataLoader
 from batchscout.trainers.sources.optimizers import groups_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
 from batchscout.trainers.sources.watch.batches import (
+    FromCall,
     FromLoader,
+    FromRows,
+    batch_size_of,
     loaders_of,
     validation_loader,
     with_plain_batches,
 )
 from batchscout.trainers.sources.watch.copies import Copies, give_back
-from batchscout.trainers.sources.watch.length import value_of
-from batchscout.trainers.sources.watch.observer import Place, Seen, num_samples_in
+from batchscout.trainers.sources.watch.observer import Place, Seen, num_samples_in, value_of
 from batchscout.trainers.sources.watch.replay import LossOfBatch
 
 
@@ -53,6 +55,17 @@ class Loop:
     def loaders(self) -> tuple[Any, Any]:
         found = loaders_of(self.loss.source, self.validation)
         return (with_plain_batches(found[0]), with_plain_batches(found[1])) if self.boxes else found
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of a call of backward."""
+        match self.loss.source:
+            case FromLoader(loader):
+                return batch_size_of(loader)
+            case FromRows():
+                return len(self.loss.first[0])
+            case FromCall():
+                return num_samples_in(self.loss.first)
 
     @property
     def boxes(self) -> bool:

@@ -6,6 +6,7 @@ Everything that is seen belongs to the script, and goes on to change after it wa
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import copy
 import functools
@@ -91,6 +92,38 @@ class Place:
                 raise LookupError(name)
             found = getattr(found, attribute)
         return found
+
+
+def value_of(node: ast.expr, place: Place) -> Any:
+    """Return what a plain expression stands for: a number, a name, an attribute, a length, or arithmetic of these; None of anything
+    else."""
+    if not all(isinstance(one, _PLAIN) or _is_of_arithmetic(one) for one in ast.walk(node)):
+        return None
+    try:
+        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval", dont_inherit=True)
+        return eval(code, {**place.global_, **place.local})  # names and numbers of the script's own
+    except Exception:  # a name that is given a value later
+        return None
+
+
+def _is_of_arithmetic(node: ast.AST) -> bool:
+    """True of a call that can be made again: `len(X)`, `X.size(0)`, `math.ceil(a / b)`."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _ARITHMETIC
+
+
+_ARITHMETIC = ("len", "size", "int", "min", "max", "abs", "round", "ceil", "floor")
+_PLAIN = (
+    ast.Name,
+    ast.Attribute,
+    ast.Subscript,
+    ast.Slice,
+    ast.Constant,
+    ast.BinOp,
+    ast.operator,
+    ast.UnaryOp,
+    ast.unaryop,
+    ast.expr_context,
+)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,15 @@ from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.sources.watch.batches import (
     FromCall,
     FromLoader,
-    batch_size_of,
+    FromRows,
     draws_at_will,
     num_samples_in_pass,
+    num_samples_in_source,
     within,
 )
 from batchscout.trainers.sources.watch.length import run_samples
 from batchscout.trainers.sources.watch.loop import Loop, names_around
-from batchscout.trainers.sources.watch.observer import Seen, num_samples_in
+from batchscout.trainers.sources.watch.observer import Seen
 from batchscout.trainers.sources.watch.rates import rates_of_run
 
 
@@ -32,8 +33,8 @@ def settings(loop: Loop) -> Settings:
     for group, rate in zip(loop.optimizer.param_groups, _base_rates(loop.seen), strict=True):
         group.setdefault("initial_lr", rate)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(loop.optimizer), "precision": _precision(loop.seen)}
-    batch = _samples_per_step(loop)
-    length = run_samples(loop.loss, loop.seen, batch // loop.num_micro_batches)
+    batch = loop.micro_batch_size * loop.num_micro_batches
+    length = run_samples(loop.loss, loop.seen, loop.micro_batch_size)
     told = list(_schedule(loop, keys, batch, length))
     keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
     return Settings(keys, (*told, *_told(loop)), length, tuple(_taken(loop, batch)))
@@ -41,8 +42,7 @@ def settings(loop: Loop) -> Settings:
 
 def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) -> Iterator[str]:
     """Set the schedule to the script's own, over its whole run, and the rate to the highest of it; yield what is to be told."""
-    source = loop.loss.source
-    per_pass = num_samples_in_pass(source.loader) if isinstance(source, FromLoader) else None
+    per_pass = num_samples_in_source(loop.loss.source)
     steps = max(2, math.ceil((length or batch) / batch))
     rates = rates_of_run(loop.seen, steps, per_pass / batch if per_pass else None) if length else None
     if rates is None and len({step.rates for step in loop.seen.steps}) == 1 and not loop.seen.schedulers:
@@ -65,8 +65,11 @@ def _of_data(loop: Loop) -> str:
     source = loop.loss.source
     if isinstance(source, FromCall):
         return source.text
-    if not isinstance(source, FromLoader):
-        return f"the rows of {' and '.join(source.names)}, of which a tenth is held out"
+    if isinstance(source, FromRows):
+        apart = "of which a tenth is held out"
+        if source.validation is not None:
+            apart = f"and {len(source.validation[0]):,} of validation data"
+        return f"the {len(source.tables[0]):,} rows of {' and '.join(source.names)}, {apart}"
     train = f"{_name_of(loop, source.loader)} ({_size(source.loader)})"
     if loop.validation is None:
         return f"{train}, of which a tenth is held out"
@@ -102,12 +105,6 @@ def _taken(loop: Loop, batch: int) -> Iterator[str]:
 
 def _precision(seen: Seen) -> str:
     return {torch.bfloat16: "bfloat16", torch.float16: "float16"}.get(seen.autocast or torch.float32, "float32")
-
-
-def _samples_per_step(loop: Loop) -> int:
-    if isinstance(loop.loss.source, FromLoader):
-        return batch_size_of(loop.loss.source.loader) * loop.num_micro_batches
-    return num_samples_in(loop.loss.first) * loop.num_micro_batches
 
 
 def _base_rates(seen: Seen) -> tuple[float, ...]:

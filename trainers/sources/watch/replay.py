@@ -20,6 +20,7 @@ from batchscout.trainers.sources.watch.bindings import (
     BATCH,
     Bound,
     bindings,
+    changing,
     holds_a_graph,
     is_of_numbers,
     names_set,
@@ -30,10 +31,8 @@ from batchscout.trainers.sources.watch.copies import Copies, give_back
 from batchscout.trainers.sources.watch.observer import Backward, Place, RandomState, Seen, unwrapped
 from batchscout.trainers.sources.watch.statements import (
     LossCode,
-    assigned_in,
-    inputs_of,
-    loops_around,
     loss_codes,
+    needed,
     parsed,
     targets_of,
 )
@@ -118,14 +117,13 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> str | Non
     None where there is nothing."""
     given = {name for one in bound.begin for name in names_set(one)}
     counted = {name for one in bound.begin for name in _given_a_number(one)}
-    kept = [one for one in code.statements if not any(inner in bound.left_out for inner in ast.walk(one))]
-    read = inputs_of([_with_batch(one, bound.in_place) for one in kept], _expression(code.loss, bound.in_place))
-    changing = _changing(seen)
+    _, _, read = _batched(code, bound)
+    changes = changing(seen)
     for name in sorted(read):
         root = name.split(".")[0]
         value = or_none(place, name)
         is_plain = isinstance(value, int | float | str | Tensor) or is_of_numbers(value)
-        if is_plain and (name in counted or (root not in given and (name in changing or root in changing))):
+        if is_plain and (name in counted or (root not in given and (name in changes or root in changes))):
             return (
                 f"its loss reads {name}, which is another in later batches and does not come from the batch, and a study would keep it as it was in "
                 "the first; take it out of the loss, or from a DataLoader, or write the loss as package.module:callable (docs/own_model.md)"
@@ -144,14 +142,6 @@ def _given_a_number(statement: ast.stmt) -> set[str]:
         return set()
     pairs = zip(getattr(statement.targets[0], "elts", ()), statement.value.elts, strict=False)
     return {one.id for one, value in pairs if isinstance(one, ast.Name) and isinstance(value, ast.Constant)}
-
-
-def _changing(seen: Seen) -> set[str]:
-    """Return what the loops around the loss give values to, in all functions on the way."""
-    assert seen.backward is not None
-    loops = [loop for place in seen.backward.places for loop in loops_around(parsed(place.file), place.position)]
-    targets = {name for loop in loops if isinstance(loop, ast.For) for name in targets_of(loop)}
-    return targets | {name for loop in loops for name in assigned_in(loop)}
 
 
 def _twin(names: Iterable[str], place: Place, seen: Seen) -> str | None:
@@ -179,8 +169,7 @@ class _Made:
 
 def _function(code: LossCode, place: Place, bound: Bound) -> _Made:
     """Return the statements as a function of the batch; the other names stand for what they stood for."""
-    # Whole, with what is around them: `try: batch = next(batches)`.
-    kept = [one for one in code.statements if not any(inner in bound.left_out for inner in ast.walk(one))]
+    kept, loss, _ = _batched(code, bound)
     roots = roots_of(code.inputs)
     known = {name: place.local[name] for name in roots if name in place.local}
     stored = {name for one in (*bound.begin, *kept) for node in ast.walk(one) for name in _names_stored(node)}
@@ -188,7 +177,7 @@ def _function(code: LossCode, place: Place, bound: Bound) -> _Made:
     again = [
         ast.parse(f"{name} = {_LATER}{name}").body[0] for name in sorted((roots & stored) - given) if name in known
     ]
-    body = [*again, *bound.begin, *(_with_batch(one, bound.in_place) for one in (*kept, ast.Return(code.loss)))]
+    body = [*again, *bound.begin, *kept, ast.Return(loss)]
     arguments = ast.arguments([], [ast.arg(BATCH)], None, [], [], None, [])
     function = ast.FunctionDef("loss_of_batch", arguments, copy.deepcopy(body), [], None)
     module = ast.fix_missing_locations(ast.Module([function], []))
@@ -202,16 +191,25 @@ def _function(code: LossCode, place: Place, bound: Bound) -> _Made:
     return _Made(ast.unparse(function), made.__dict__["loss_of_batch"])
 
 
-class _InPlace(ast.NodeTransformer):
-    """Puts the batch in the place of a call; all else is copied."""
+def _batched(code: LossCode, bound: Bound) -> tuple[list[ast.stmt], ast.expr, set[str]]:
+    """Return the statements with the batch in them, the loss, and what these read. What was only needed to get the batch is left out, and
+    what is left out is so with all around it: `try: batch = next(batches)`."""
+    kept = [one for one in code.statements if not any(inner in bound.left_out for inner in ast.walk(one))]
+    loss = _InPlace(bound.in_place).visit(code.loss)
+    statements, read = needed([_InPlace(bound.in_place).visit(one) for one in kept], loss)
+    return statements, loss, read
 
-    def __init__(self, call: ast.Call) -> None:
-        self.call = call
+
+class _InPlace(ast.NodeTransformer):
+    """Puts what it is given in the place of some nodes; all else is copied."""
+
+    def __init__(self, nodes: Mapping[ast.expr, ast.expr]) -> None:
+        self.nodes = nodes
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        if node is self.call:
-            return ast.Name(BATCH, ast.Load())
-        fields = {
+        if isinstance(node, ast.expr) and node in self.nodes:
+            return self.nodes[node]
+        fields: dict[str, Any] = {
             name: [self.visit(one) if isinstance(one, ast.AST) else one for one in value]
             if isinstance(value, list)
             else self.visit(value)
@@ -220,14 +218,6 @@ class _InPlace(ast.NodeTransformer):
             for name, value in ast.iter_fields(node)
         }
         return type(node)(**fields)
-
-
-def _with_batch(statement: ast.stmt, call: ast.Call | None) -> ast.stmt:
-    return statement if call is None else _InPlace(call).visit(statement)
-
-
-def _expression(loss: ast.expr, call: ast.Call | None) -> ast.expr:
-    return loss if call is None else _InPlace(call).visit(loss)
 
 
 def _names_stored(node: ast.AST) -> Iterator[str]:

@@ -69,7 +69,7 @@ def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[Los
     for start in [*reversed(starts), *([] if starts[:1] == [0] else [0])]:
         owner = levels[start].owner
         before = _before(levels[start:])
-        kept, inputs = _needed(before, expression)
+        kept, inputs = needed(before, expression)
         loop = owner if isinstance(owner, Loop) else None
         changed = frozenset(_assigned(levels[start].body))
         yield LossCode(tuple(kept), expression, frozenset(inputs), loop, changed, assignments)
@@ -120,7 +120,7 @@ def _before(levels: Sequence[_Level]) -> list[ast.stmt]:
     return [one for level in levels for one in level.body[: level.place]]
 
 
-def _needed(statements: Sequence[ast.stmt], loss: ast.expr) -> tuple[list[ast.stmt], set[str]]:
+def needed(statements: Sequence[ast.stmt], loss: ast.expr) -> tuple[list[ast.stmt], set[str]]:
     """Return those that the loss is made by, and what these read before they assign it."""
     kept, wanted = list[ast.stmt](), _read(loss)
     for statement in reversed(statements):
@@ -151,11 +151,6 @@ def _wanted_before_all(statements: Sequence[ast.stmt], wanted: set[str]) -> set[
     for one in reversed(statements):
         wanted = _wanted_before(one, wanted)
     return wanted
-
-
-def inputs_of(statements: Sequence[ast.stmt], loss: ast.expr) -> set[str]:
-    """Return what these statements read before they assign it, to make the loss."""
-    return _needed(statements, loss)[1]
 
 
 def assigned_in(loop: Loop) -> set[str]:

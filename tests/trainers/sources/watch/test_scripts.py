@@ -476,8 +476,8 @@ REFUSED = {
     "reads i, which is another in later batches": """
         optimizer = torch.optim.Adam(net.parameters())
         for epoch in range(5):
-            for i in range(0, len(X), 6):
-                optimizer.zero_grad(); F.cross_entropy(net(X[i:i+6]), Y[i:i+6]).backward(); optimizer.step()
+            for i in range(0, len(X) - 6, 6):  # of the next row, too: no row alone is a sample
+                optimizer.zero_grad(); F.cross_entropy(net(X[i:i+6]), Y[i+1:i+7]).backward(); optimizer.step()
     """,
     "reads teacher, a module of the same shape": """
         import copy
@@ -567,6 +567,47 @@ def test_the_length_of_a_run_is_that_of_its_loops(folder: Path, loop: str) -> No
     step = "optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()"
     text = f"optimizer, bad = torch.optim.Adam(net.parameters()), 0\n{loop.replace('STEP', step)}\n"
     assert keys_of(watched(folder, text))["run_samples"] == LENGTHS[loop]
+
+
+ROWS = {
+    "a slice": "for i in range(0, len(X), 6):\n    x, y = X[i:i+6], Y[i:i+6]\n    STEP",
+    "within the call": "for i in range(0, X.shape[0], 6):\n    optimizer.zero_grad(); F.cross_entropy(net(X[i:i+6]), Y[i:i+6]).backward(); optimizer.step()",
+    "by number": "for b in range(len(X) // 6):\n    x, y = X[b * 6:(b + 1) * 6], Y[b * 6:(b + 1) * 6]\n    STEP",
+    "shuffled": "order = torch.randperm(len(X))\nfor i in range(0, len(X), 6):\n    rows = order[i:i+6]\n    x, y = X[rows], Y[rows]\n    STEP",
+    "shuffled within": "order = torch.randperm(len(X))\nfor i in range(0, len(X), 6):\n    x, y = X[order[i:i+6]], Y[order[i:i+6]]\n    STEP",
+    "split": "for rows in torch.randperm(len(X)).split(6):\n    x, y = X[rows], Y[rows]\n    STEP",
+    "arrays": "for i in range(0, len(X), 6):\n    x, y = torch.from_numpy(A[i:i+6]), torch.tensor(B[i:i+6])\n    STEP",
+    "lists": "for i in range(0, len(L), 6):\n    x, y = torch.stack([torch.tensor(one) for one in L[i:i+6]]), torch.tensor(M[i:i+6])\n    STEP",
+    "drawn": "for number in range(10):\n    rows = torch.randint(0, len(X), (6,))\n    x, y = X[rows], Y[rows]\n    STEP",
+    "columns": "for i in range(0, len(W), 6):\n    x, y = W[i:i+6, :8], W[i:i+6, 8].long()\n    STEP",
+}
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_rows_that_a_script_takes_itself_are_the_samples(folder: Path, form: str) -> None:
+    step = "optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()"
+    tables = "A, B, W = X.numpy(), Y.numpy(), torch.cat([X, Y[:, None]], 1)\nL, M = X.tolist(), Y.tolist()\n"
+    body = textwrap.indent(ROWS[form].replace("STEP", step), "    ")
+    loop = watched(folder, f"{tables}optimizer = torch.optim.Adam(net.parameters())\nfor epoch in range(5):\n{body}\n")
+    keys = keys_of(loop)
+    assert (keys["optimizer"]["reference_batch_size"], keys["run_samples"]) == (6, 300)
+    assert "order" not in loop.loss.source.names, "which says only where the samples are"
+    train, val = sets_of(loop)
+    assert (len(train.dataset), len(val.dataset)) == (54, 6)
+    model = model_of(loop)
+    model(next(iter(train))).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_rows_of_validation_data_are_those_of_tables_that_are_called_alike(folder: Path) -> None:
+    text = """
+        X_train, y_train, X_val, y_val, X_test, y_test = X[:40], Y[:40], X[40:55], Y[40:55], X[55:], Y[55:]
+        optimizer = torch.optim.Adam(net.parameters())
+        for i in range(0, 40, 8):
+            optimizer.zero_grad(); F.cross_entropy(net(X_train[i:i+8]), y_train[i:i+8]).backward(); optimizer.step()
+    """
+    train, val = sets_of(watched(folder, text))
+    assert (len(train.dataset), len(val.dataset)) == (40, 15)
 
 
 def test_of_a_stream_without_validation_every_tenth_sample_is_held_out(folder: Path) -> None:
