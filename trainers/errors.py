@@ -30,6 +30,14 @@ class SourceFault(ValueError):
     """An object that trains elsewhere cannot be made, or not be honoured. The message is in the user's words."""
 
 
+class NotInTime(SourceFault):
+    """An object was not made within the time that there is for it. The message is in the user's words."""
+
+
+class LossNotSeen(SourceFault):
+    """All but the loss of a batch was found in a script. The message is in the user's words."""
+
+
 class NoStudy(SourceFault):
     """What trains elsewhere is no study of one loss by one optimizer. The message is in the user's words."""
 

@@ -13,7 +13,7 @@ from batchscout.trainers.strict import Strict
 
 LONGEST_BY_DEFAULT: int = StudyConfig.model_fields["sample_budget"].default
 NAMED_BY_IT = ("loss", "data")
-"""Keys of a study file that `from` stands for. Of `model` it leaves `blocks` open."""
+"""Keys of a study file that `from` stands for. Of `model` it leaves `blocks` open, and of a script the loss."""
 
 
 class From(Strict):
@@ -28,7 +28,7 @@ class From(Strict):
     """A callable, as `package.module:callable`, that returns a Trainer of transformers or an SFTTrainer of trl."""
     script: str | None = None
     """A script, as `train.py`, or a module as `python -m` takes it. It runs until its second optimizer step, and is looked at: its model,
-    data, loss and recipe are studied. What it changes is undone."""
+    data, loss and recipe are studied. What it changes is undone. A `loss` beside it is used in place of the script's."""
     args: tuple[str, ...] = ()
     """The arguments of the script."""
     kwargs: dict[str, Any] = Field(default={})
@@ -50,10 +50,11 @@ class From(Strict):
             raise ValueError("from.kwargs are those of a callable; give a script its arguments as args")
         return self
 
-    @property
-    def source(self) -> Source:
+    def source(self, *, own_loss: bool) -> Source:
+        """Return what is read. own_loss: whether the study file has a loss."""
         if self.script is not None:
-            return Source("script", self.script, {"args": list(self.args)}, self.num_targets)
+            own = {"own_loss": True} if own_loss else {}
+            return Source("script", self.script, {"args": list(self.args), **own}, self.num_targets)
         library: Library = "lightning" if self.lightning else "transformers"
         return Source(library, self.lightning or self.transformers or "", self.kwargs, self.num_targets)
 
@@ -66,8 +67,9 @@ def with_source(tree: Mapping[str, Any], say: Callable[[str], object]) -> dict[s
     if "from" not in tree:
         return dict(tree)
     given = {key: value for key, value in tree.items() if key != "from"}
-    _refuse_two_names(given)
-    source = From.model_validate(tree["from"]).source
+    named = From.model_validate(tree["from"])
+    _refuse_two_names(given, named)
+    source = named.source(own_loss=given.get("loss") is not None)
     said = read_source(source)
     for sentence in said.told:
         say(f"from {source.library} {source.target}: {sentence}")
@@ -79,8 +81,9 @@ def _length(run_samples: int | None) -> dict[str, int]:
     return {} if run_samples is None else {"sample_budget": min(run_samples, LONGEST_BY_DEFAULT)}
 
 
-def _refuse_two_names(given: Mapping[str, Any]) -> None:
-    twice = [key for key in NAMED_BY_IT if given.get(key) is not None]
+def _refuse_two_names(given: Mapping[str, Any], named: From) -> None:
+    stands_for = ("data",) if named.script is not None else NAMED_BY_IT
+    twice = [key for key in stands_for if given.get(key) is not None]
     model = given.get("model")
     if isinstance(model, dict) and set(model) - {"blocks"}:
         twice.append("model")

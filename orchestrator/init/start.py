@@ -9,16 +9,16 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batchscout.orchestrator.init.command import Command
 from batchscout.orchestrator.init.kinds import Project
 from batchscout.orchestrator.init.reading import Class, Function, Module, read_module
-from batchscout.orchestrator.init.study_file import Machine, Written, written
+from batchscout.orchestrator.init.study_file import Machine, written
 from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subject, WatchedSubject, script_of, subject_of
 from batchscout.trainers.before.source import Source, read_source
-from batchscout.trainers.errors import NoStudy, SourceFault
+from batchscout.trainers.errors import LossNotSeen, NoStudy, NotInTime, SourceFault
 from batchscout.trainers.files import own_file, quoted, written_whole
 
 MOST_FILES = 2000
@@ -67,12 +67,18 @@ def watch(command: Command, to: str | None, say: Callable[[str], None]) -> Start
     _refuse_to_overwrite(path)
     say(f"running {command.script} until its second optimizer step")
     began = time.monotonic()
-    said = read_source(Source("script", command.script, {"args": list(command.args)}))
-    subject = WatchedSubject(command, said, time.monotonic() - began)
-    name = command.script if "/" not in command.script else Path(command.script).name
-    file = written(subject, _study_name(name.removesuffix(".py").rpartition(".")[2]), path.name, _machine())
-    _write(path, file)
-    return Started(path, subject, file.to_do, said.told)
+    source, unseen = Source("script", command.script, {"args": list(command.args)}), ""
+    name = _study_name(Path(command.script).name.removesuffix(".py").rpartition(".")[2])
+    try:
+        said = read_source(source)
+    except LossNotSeen as fault:
+        unseen = str(fault)
+        said = read_source(replace(source, kwargs={**source.kwargs, "own_loss": True}))
+    except NotInTime as fault:
+        read = read_folder(Path(command.script).parent)
+        told = (*read.unread, f"{fault}. So the files were read instead")
+        return _write(path, subject_of(read.project), name, told)
+    return _write(path, WatchedSubject(command, said, time.monotonic() - began, unseen), name, said.told)
 
 
 def start(what: str, to: str | None, say: Callable[[str], None] = lambda _: None) -> Started:
@@ -93,9 +99,7 @@ def start(what: str, to: str | None, say: Callable[[str], None] = lambda _: None
         if isinstance(watched, Started):
             return watched
         told = (*told, *watched)
-    file = written(subject, _study_name(folder.absolute().name), path.name, _machine(), told)
-    _write(path, file)
-    return Started(path, subject, file.to_do, told)
+    return _write(path, subject, _study_name(folder.absolute().name), told)
 
 
 def _watch_in(folder: Path, project: Project, path: Path, say: Callable[[str], None]) -> Started | tuple[str, ...]:
@@ -127,9 +131,11 @@ def _refuse_to_overwrite(path: Path) -> None:
         )
 
 
-def _write(path: Path, file: Written) -> None:
+def _write(path: Path, subject: Subject, name: str, told: tuple[str, ...]) -> Started:
+    file = written(subject, name, path.name, _machine(), told)
     with written_whole(path) as stream:
         stream.write(file.text.encode())
+    return Started(path, subject, file.to_do, told)
 
 
 def read_folder(folder: Path) -> Read:

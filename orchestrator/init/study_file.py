@@ -50,7 +50,7 @@ def written(subject: Subject, name: str, file: str, machine: Machine, notes: tup
     """Return the study file. file: its name. notes: what else people should know, a sentence each."""
     match subject:
         case WatchedSubject():
-            keys, how, notes = list(_watched_keys(subject)), _BY_WATCHING, (*notes, *subject.said.told)
+            keys, how = list(_watched_keys(subject)), _BY_WATCHING
         case FromSubject():
             keys, how = list(_from_keys(subject)), _BY_READING
         case OwnSubject():
@@ -82,6 +82,8 @@ _NOT_YET = f"Before it runs, this is to be done; {PLACEHOLDER} marks what only y
 def _to_do(subject: Subject, file: str) -> Iterator[str]:
     """Yield what has to be done before the study runs."""
     if isinstance(subject, WatchedSubject):
+        if subject.loss_unseen:
+            yield f"{subject.loss_unseen}, in place of {PLACEHOLDER}"
         return
     if isinstance(subject, FromSubject):
         if not subject.is_there:
@@ -122,6 +124,10 @@ def _watched_keys(subject: WatchedSubject) -> Iterator[str]:
     command = subject.command
     args = f", args: {json.dumps(list(command.args))}" if command.args else ""
     yield f"from: {{script: {json.dumps(command.script)}{args}}}"
+    if subject.loss_unseen:
+        yield ""
+        yield from _comment(f"{_documentation('loss')} Here: what the script computes between a batch and backward.")
+        yield f'loss: "{PLACEHOLDER}"'
     yield ""
     yield "# What it says of a study, which a key here comes before:"
     keys = {key: value for key, value in subject.said.keys.items() if key not in ("model", "data")}

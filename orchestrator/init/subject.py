@@ -92,6 +92,8 @@ class WatchedSubject:
     said: Settings
     seconds: float
     """How long that took."""
+    loss_unseen: str = ""
+    """Why its loss could not be had; empty where it was."""
 
 
 Subject = FromSubject | OwnSubject | WatchedSubject

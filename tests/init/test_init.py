@@ -20,12 +20,15 @@ from jsonschema import Draft202012Validator
 from batchscout import load
 from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.config.load import load_study
+from batchscout.orchestrator.config.placeholders import placeholders
 from batchscout.orchestrator.init.command import Command, command_in
 from batchscout.orchestrator.init.kinds import Kind
 from batchscout.orchestrator.init.start import read_folder, start
 from batchscout.orchestrator.init.study_file import PLACEHOLDER, Machine, written
 from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subject, subject_of
 from batchscout.orchestrator.output.schemas import editors_line, schema_path
+from batchscout.trainers.before import source
+from batchscout.trainers.criteria import import_path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -431,6 +434,32 @@ def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(
         "what a script draws is the same in every process"
     )
     assert {one.name for one in home.iterdir()} == {"train.py", "study.yaml"}
+
+
+def test_where_the_loss_alone_was_not_had_it_is_the_one_hole(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    carried = "kept = torch.zeros(3)\nfor epoch"
+    step = "out = net(x) + kept.detach()\n        kept = out.mean(0); F.cross_entropy(out, y).backward()"
+    text = SCRIPT.replace("for epoch", carried).replace("F.cross_entropy(net(x), y).backward()", step)
+    project(home, train=text, mine="def loss(module, batch): ...")
+    code, printed, _ = init(capsys, "train.py", "--to", "0.02")
+    assert code == 0
+    assert "its loss reads kept, which the step before has left" in printed
+    text = (home / "study.yaml").read_text()
+    assert list(placeholders(yaml.safe_load(text))) == ["loss"]
+    (home / "study.yaml").write_text(text.replace(f'"{PLACEHOLDER}"', "mine:loss"))
+    config = load_study(home / "study.yaml", [])
+    assert (import_path(config.loss), config.optimizer.reference_batch_size) == ("mine:loss", 8)
+
+
+def test_past_the_time_limit_the_files_are_read(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "LONGEST_SECONDS", 0.05)
+    project(home, train=SCRIPT, net=NET)
+    code, printed, _ = init(capsys, "train.py", "--to", "0.02")
+    assert code == 0
+    assert "it was not done after 0 s" in printed
+    assert "model" in yaml.safe_load((home / "study.yaml").read_text())
 
 
 def test_of_a_folder_the_script_that_makes_the_optimizer_is_watched(

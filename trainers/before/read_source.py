@@ -15,7 +15,7 @@ from batchscout.trainers.config import call_target, resolve
 from batchscout.trainers.criteria import IGNORED_TARGET, MeanLoss
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
-from batchscout.trainers.errors import LossFault, NoStudy, raised_text, users_frame
+from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, raised_text, users_frame
 from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, seeded
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
@@ -43,7 +43,8 @@ def _answer(source: Source) -> dict[str, Any]:
     try:
         said = read(source)
     except ValueError as error:
-        return {"fault": str(error), "is_no_study": isinstance(error, NoStudy)}
+        kind = "no study" if isinstance(error, NoStudy) else "loss not seen" if isinstance(error, LossNotSeen) else ""
+        return {"fault": str(error), "kind": kind}
     except Exception as error:
         file, line = users_frame(error)
         return {
@@ -68,7 +69,9 @@ def read(source: Source) -> Settings:
         settings = replace(settings, taken=(f"model: {inner} ({size:,} parameters), as its Trainer has it",))
     train_set, _ = loaded(loaders, source.target)
     train_set = first_of(train_set, SAMPLES_LOOKED_AT)
-    if isinstance(made, Loop) and source.num_targets is None and _is_a_sum(module, train_set):
+    if isinstance(made, Loop) and made.loss is None:
+        loss = None
+    elif isinstance(made, Loop) and source.num_targets is None and _is_a_sum(module, train_set):
         kwargs = {**kwargs, "sums": True}
         settings, loss = settings_of(replace(made, sums=True), loaders[0]), None
     else:

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from batchscout.trainers.before.own_process import own_process
-from batchscout.trainers.errors import NoStudy, SourceFault
+from batchscout.trainers.errors import LossNotSeen, NoStudy, NotInTime, SourceFault
 from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.user_code import SCRIPT
 
+_KINDS = {"": SourceFault, "no study": NoStudy, "loss not seen": LossNotSeen}
 OTHER_END = "batchscout.trainers.before.read_source"
 LONGEST_SECONDS = 600.0
 """Until an object has been made, or a script has come to its second optimizer step."""
@@ -52,8 +53,9 @@ def read_source(source: Source) -> Settings:
         if "keys" in answer:
             told, taken = tuple(answer["told"]), tuple(answer["taken"])
             return Settings(answer["keys"], told, answer["run_samples"], taken)
-        fault = answer.get("fault")
+        fault, kind = answer.get("fault"), _KINDS[answer.get("kind", "")]
         if is_late:
+            kind = NotInTime
             fault = (
                 f"it was not done after {LONGEST_SECONDS:.0f} s; let it come to its second optimizer step sooner, with fewer data or a smaller "
                 "model, or write what it trains as package.module:callable (docs/own_model.md)"
@@ -61,5 +63,4 @@ def read_source(source: Source) -> Settings:
         elif fault is None:
             last_words = "\n".join(process.last_words().strip().splitlines()[-5:])
             fault = f"its process ended with exit code {process.exit_code()}: {last_words}"
-    kind = NoStudy if answer.get("is_no_study") else SourceFault
     raise kind(f"from.{source.library} {source.target}: {fault}")

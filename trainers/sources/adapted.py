@@ -14,7 +14,7 @@ from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.sources.watch import loop as of_script
 from batchscout.trainers.sources.watch import recipe
-from batchscout.trainers.sources.watch.loop import Loop, OfLoop
+from batchscout.trainers.sources.watch.loop import Loop, OfLoop, WithoutLoss
 
 
 def module_of(found: Any) -> nn.Module | None:
@@ -22,7 +22,7 @@ def module_of(found: Any) -> nn.Module | None:
     if (fit := fit_of(found)) is not None:
         return OfLightning(fit)
     if isinstance(found, Loop):
-        return OfLoop(found)
+        return OfLoop(found) if found.loss is not None else WithoutLoss(found)
     return OfTrainer(found) if is_transformers_trainer(found) else None
 
 
@@ -48,7 +48,7 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Return the parameters of a model that `module_of` made, in the groups of its own optimizer."""
     if isinstance(model, OfTrainer):
         return of_transformers.groups(model)
-    if isinstance(model, OfLoop):
+    if isinstance(model, OfLoop | WithoutLoss):
         return of_script.groups(model)
     assert isinstance(model, OfLightning), f"the groups of a {type(model).__name__} are not known"
     return of_lightning.groups(model)

@@ -61,6 +61,14 @@ class FromRows:
 Source = FromLoader | FromCall | FromRows
 
 
+@dataclass(frozen=True)
+class Batches:
+    """Where they come from, and the first that was trained on."""
+
+    source: Source
+    first: Any
+
+
 def call_source(call: ast.Call, names: Mapping[str, Any]) -> FromCall:
     """Return what calls it again and again. names: what the names in it stand for."""
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchscout.trainers.sources.watch.batches import num_samples_in_source
+from batchscout.trainers.sources.watch.batches import Source, num_samples_in_source
 from batchscout.trainers.sources.watch.observer import Place, Seen, value_of
-from batchscout.trainers.sources.watch.replay import LossOfBatch
 from batchscout.trainers.sources.watch.statements import (
     Loop,
     counted_in,
@@ -22,12 +21,12 @@ from batchscout.trainers.sources.watch.statements import (
 )
 
 
-def run_samples(loss: LossOfBatch, seen: Seen, micro_batch_size: int) -> int | None:
+def run_samples(source: Source, seen: Seen, micro_batch_size: int) -> int | None:
     """Return the samples that the script's run has; None where that is not to be seen. micro_batch_size: samples of a call of backward."""
     assert seen.backward is not None
     places = seen.backward.places
     loops = [(loop, place) for place in places for loop in loops_around(parsed(place.file), place.position)]
-    per_pass = _batches_per_pass(loss, micro_batch_size)
+    per_pass = _batches_per_pass(source, micro_batch_size)
     over_batches = next((loop for loop, _ in loops if isinstance(loop, ast.For) and _range_of(loop) is None), None)
     rounds = [_rounds(loop, place, per_pass if loop is over_batches else None) for loop, place in loops]
     whole = math.prod(one for one in rounds if one is not None) if loops and None not in rounds else None
@@ -44,14 +43,14 @@ def run_samples(loss: LossOfBatch, seen: Seen, micro_batch_size: int) -> int | N
     if not most:
         return None
     samples = min(most) * micro_batch_size
-    size = num_samples_in_source(loss.source)
+    size = num_samples_in_source(source)
     if per_pass is not None and whole is not None and min(most) == whole and size is not None:
         samples = min(samples, math.ceil(whole / per_pass) * size)  # the last batch of a pass may be smaller
     return int(samples)
 
 
-def _batches_per_pass(loss: LossOfBatch, micro_batch_size: int) -> int | None:
-    size = num_samples_in_source(loss.source)
+def _batches_per_pass(source: Source, micro_batch_size: int) -> int | None:
+    size = num_samples_in_source(source)
     return math.ceil(size / micro_batch_size) if size is not None and size > micro_batch_size else None
 
 

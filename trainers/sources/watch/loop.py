@@ -7,7 +7,7 @@ import weakref
 from collections import UserDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from batchscout.trainers.sources.optimizers import groups_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
 from batchscout.trainers.sources.watch.batches import (
+    Batches,
     FromCall,
     FromLoader,
     FromRows,
@@ -35,7 +36,9 @@ class Loop:
     """What a script's loop trains, and how. One of these serves a whole process: its modules are copied for each run."""
 
     seen: Seen
-    loss: LossOfBatch
+    batches: Batches
+    loss: LossOfBatch | None
+    """None where the study has one of its own."""
     sums: bool = False
     """True if the loss of a batch is the sum of those of its samples."""
 
@@ -44,33 +47,39 @@ class Loop:
         return self.seen.steps[0].optimizer
 
     @property
+    def place(self) -> Place:
+        """Of the script, where a batch and its loss have names."""
+        assert self.seen.backward is not None
+        return self.loss.place if self.loss is not None else self.seen.backward.places[0]
+
+    @property
     def validation(self) -> DataLoader[Any] | None:
-        if not isinstance(self.loss.source, FromLoader):
+        if not isinstance(self.batches.source, FromLoader):
             return None
         assert self.seen.backward is not None
         named = {name: value for place in reversed(self.seen.backward.places) for name, value in names_around(place)}
-        return validation_loader(self.loss.source.loader, self.seen.loaders, named)
+        return validation_loader(self.batches.source.loader, self.seen.loaders, named)
 
     @property
     def loaders(self) -> tuple[Any, Any]:
-        found = loaders_of(self.loss.source, self.validation)
+        found = loaders_of(self.batches.source, self.validation)
         return (with_plain_batches(found[0]), with_plain_batches(found[1])) if self.boxes else found
 
     @property
     def micro_batch_size(self) -> int:
         """Samples of a call of backward."""
-        match self.loss.source:
+        match self.batches.source:
             case FromLoader(loader):
                 return batch_size_of(loader)
             case FromRows():
-                return len(self.loss.first[0])
+                return len(self.batches.first[0])
             case FromCall():
-                return num_samples_in(self.loss.first)
+                return num_samples_in(self.batches.first)
 
     @property
     def boxes(self) -> bool:
         """True if its batches are dictionaries of a library's own kind, such as a tokenizer's: a study passes plain ones on."""
-        return isinstance(self.loss.first, UserDict)
+        return isinstance(self.batches.first, UserDict)
 
     @property
     def num_micro_batches(self) -> int:
@@ -82,26 +91,28 @@ class Loop:
         """True if the gradient of a step is the mean of those of its micro-batches, or there is a single one."""
         assert self.seen.backward is not None
         count = self.num_micro_batches
-        if count == 1 or self.loss.factor != self.seen.backward.scaled_by:
+        if count == 1 or self.loss is None or self.loss.factor != self.seen.backward.scaled_by:
             return True
-        return self._is_divided(count)
-
-    def _is_divided(self, count: int) -> bool:
-        """True if the script's statements divide the loss by so many."""
-        code = self.loss.code
-        inner = (one for part in code.statements for one in ast.walk(part))
-        made = [
-            code.loss,
-            *(one for one in inner if isinstance(one, ast.Assign | ast.AugAssign) and _makes(one, code.loss)),
-        ]
-        return any(_divides(node, count, self.loss.place) for part in made for node in ast.walk(part))
+        return _is_divided(self.loss, count)
 
     @property
     def times(self) -> float:
         """By what the statements' loss is multiplied to be that of its micro-batch alone."""
         assert self.seen.backward is not None
+        assert self.loss is not None
         divided = self.loss.factor == self.seen.backward.scaled_by and self.num_micro_batches > 1
-        return float(self.num_micro_batches) if divided and self._is_divided(self.num_micro_batches) else 1.0
+        return float(self.num_micro_batches) if divided and _is_divided(self.loss, self.num_micro_batches) else 1.0
+
+
+def _is_divided(loss: LossOfBatch, count: int) -> bool:
+    """True if the script's statements divide the loss by so many."""
+    code = loss.code
+    inner = (one for part in code.statements for one in ast.walk(part))
+    made = [
+        code.loss,
+        *(one for one in inner if isinstance(one, ast.Assign | ast.AugAssign) and _makes(one, code.loss)),
+    ]
+    return any(_divides(node, count, loss.place) for part in made for node in ast.walk(part))
 
 
 def _makes(statement: ast.Assign | ast.AugAssign, loss: ast.expr) -> bool:
@@ -140,8 +151,8 @@ def names_around(place: Place) -> Iterator[tuple[str, Any]]:
             yield from vars(value).items()
 
 
-class OfLoop(TakesBatch):
-    """inner: a copy of what the script trains. Called with a batch, it returns the loss that the script computes of it."""
+class _OfScript(nn.Module):
+    """inner: a copy of what the script trains."""
 
     def __init__(self, loop: Loop) -> None:
         super().__init__()
@@ -152,7 +163,7 @@ class OfLoop(TakesBatch):
         copies.put_in_use(loop.seen)
         weakref.finalize(self, give_back, loop.seen, copies.number)
 
-    def train(self, mode: bool = True) -> OfLoop:
+    def train(self, mode: bool = True) -> Self:
         """As of any module, but what the script trains in evaluation mode stays so."""
         super().train(mode)
         if mode and hasattr(self, "copies"):
@@ -161,10 +172,30 @@ class OfLoop(TakesBatch):
                     part.training = was_training
         return self
 
+
+class WithoutLoss(_OfScript):
+    """What the script trains, for a loss that is not the script's: it is called, and has attributes, as the script's own."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.copies.put_in_use(self.loop.one.seen)
+        return self.inner(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            inner = super().__getattr__("inner")  # not by this method again, before it is there
+            return getattr(inner, name)
+
+
+class OfLoop(_OfScript, TakesBatch):
+    """Called with a batch, it returns the loss that the script computes of it."""
+
     def forward(self, batch: Any) -> Any:
         loop = self.loop.one
+        assert loop.loss is not None
         self.copies.put_in_use(loop.seen)
-        loss = loop.loss.call(type(loop.loss.first)(batch) if loop.boxes else batch) * loop.times
+        loss = loop.loss.call(type(loop.batches.first)(batch) if loop.boxes else batch) * loop.times
         if not loop.sums:
             return loss
         return loss, torch.tensor(num_samples_in(batch), device=loss.device)
@@ -180,7 +211,7 @@ class _Held:
         return self
 
 
-def groups(model: OfLoop) -> list[dict[str, Any]]:
+def groups(model: OfLoop | WithoutLoss) -> list[dict[str, Any]]:
     """Return the groups of the script's optimizer, of the parameters of this copy."""
     loop = model.loop.one
     ours = {id(own): again for own, again in _pairs(loop.seen, model.copies.modules)}

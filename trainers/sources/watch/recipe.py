@@ -34,7 +34,7 @@ def settings(loop: Loop) -> Settings:
         group.setdefault("initial_lr", rate)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(loop.optimizer), "precision": _precision(loop.seen)}
     batch = loop.micro_batch_size * loop.num_micro_batches
-    length = run_samples(loop.loss, loop.seen, loop.micro_batch_size)
+    length = run_samples(loop.batches.source, loop.seen, loop.micro_batch_size)
     told = list(_schedule(loop, keys, batch, length))
     keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
     return Settings(keys, (*told, *_told(loop)), length, tuple(_taken(loop, batch)))
@@ -42,7 +42,7 @@ def settings(loop: Loop) -> Settings:
 
 def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) -> Iterator[str]:
     """Set the schedule to the script's own, over its whole run, and the rate to the highest of it; yield what is to be told."""
-    per_pass = num_samples_in_source(loop.loss.source)
+    per_pass = num_samples_in_source(loop.batches.source)
     steps = max(2, math.ceil((length or batch) / batch))
     rates = rates_of_run(loop.seen, steps, per_pass / batch if per_pass else None) if length else None
     if rates is None and len({step.rates for step in loop.seen.steps}) == 1 and not loop.seen.schedulers:
@@ -62,7 +62,7 @@ def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) 
 
 
 def _of_data(loop: Loop) -> str:
-    source = loop.loss.source
+    source = loop.batches.source
     if isinstance(source, FromCall):
         return source.text
     if isinstance(source, FromRows):
@@ -99,8 +99,9 @@ def _taken(loop: Loop, batch: int) -> Iterator[str]:
     yield f"model: {names}"
     yield f"optimizer: {type(loop.optimizer).__name__}, {batch} samples a step{parts}"
     yield f"data: {_of_data(loop)}"
-    yield f"loss of a batch (replayed, it gives the loss and the gradient that were seen), from {loop.loss.place.function}:"
-    yield from (f"    {line}" for line in loop.loss.text.splitlines()[1:])
+    if loop.loss is not None:
+        yield f"loss of a batch (replayed, it gives the loss and the gradient that were seen), from {loop.place.function}:"
+        yield from (f"    {line}" for line in loop.loss.text.splitlines()[1:])
 
 
 def _precision(seen: Seen) -> str:
@@ -119,7 +120,7 @@ def _scales_with_gradient(optimizer: Optimizer) -> bool:
 
 
 def _told(loop: Loop) -> Iterator[str]:
-    source = loop.loss.source
+    source = loop.batches.source
     if isinstance(source, FromLoader) and loop.validation is None:
         yield "no other loader of the script is of validation data, so every tenth sample is held out and only evaluated"
     if isinstance(source, FromLoader) and draws_at_will(source.loader):

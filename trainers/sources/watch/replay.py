@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchscout.trainers.sources.watch.batches import Source
+from batchscout.trainers.sources.watch.batches import Batches, FromLoader
 from batchscout.trainers.sources.watch.bindings import (
     BATCH,
     Bound,
@@ -51,9 +51,7 @@ class LossOfBatch:
     call: Callable[[Any], Tensor]
     factor: float
     """By which the script multiplies it before backward, outside of these statements."""
-    source: Source
-    first: Any
-    """The first batch that was trained on."""
+    batches: Batches
     place: Place
     code: LossCode
 
@@ -63,28 +61,37 @@ class NotReplayed:
     """Why the loss could not be had from a script's own statements."""
 
     reason: str
+    batches: Batches | None
+    """Those of the loader that was asked last; None where that would not do: there is none, or a study would keep as it was what is
+    another in each batch."""
 
 
 def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
     """Return the loss of a batch. What is tried first is what scripts do most: a loop over a DataLoader, then a call that returns
     batches, then the same tensors in every step."""
     assert seen.backward is not None
-    reasons = list[str]()
+    reasons, changes = list[str](), False
     for place, code in _codes(seen.backward):
         if carried := _carried(code, place):
-            return NotReplayed(carried)  # a wider piece of the script would hide it
+            return NotReplayed(carried, _of_a_loader(seen))  # a wider piece of the script would hide it
         for bound in bindings(code, place, seen):
             if (frozen := _frozen(code, place, bound, seen)) is not None:
                 reasons.insert(0, frozen)  # it says more than what came of trying
+                changes = True
                 continue
             found = _function(code, place, bound)
             factor = _replayed(found, bound, seen)
             if not isinstance(factor, str):
-                return LossOfBatch(found.text, found.call, factor, bound.source, bound.seen, place, code)
+                return LossOfBatch(found.text, found.call, factor, Batches(bound.source, bound.seen), place, code)
             reasons.append(factor)
-    return NotReplayed(
-        reasons[0] if reasons else "no loop was found that takes a batch, computes its loss and calls backward"
-    )
+    reason = reasons[0] if reasons else "no loop was found that takes a batch, computes its loss and calls backward"
+    return NotReplayed(reason, None if changes else _of_a_loader(seen))
+
+
+def _of_a_loader(seen: Seen) -> Batches | None:
+    assert seen.backward is not None
+    last = next(iter(seen.backward.fetched), None)
+    return last and Batches(FromLoader(last.loader), last.batch)
 
 
 def _codes(backward: Backward) -> Iterator[tuple[Place, LossCode]]:

@@ -13,14 +13,14 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from batchscout.trainers.errors import NoStudy, raised_text, users_frame
+from batchscout.trainers.errors import LossNotSeen, NoStudy, raised_text, users_frame
 from batchscout.trainers.files import quoted
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
 from batchscout.trainers.sources.watch.flags import Option, options_by_name
@@ -28,7 +28,7 @@ from batchscout.trainers.sources.watch.loop import Loop
 from batchscout.trainers.sources.watch.observer import STEPS, RandomState, Seen, observed
 from batchscout.trainers.sources.watch.one_process import asks_for_a_launcher, one_process
 from batchscout.trainers.sources.watch.refused import refused
-from batchscout.trainers.sources.watch.replay import NotReplayed, loss_of
+from batchscout.trainers.sources.watch.replay import LossOfBatch, NotReplayed, loss_of
 from batchscout.trainers.sources.watch.world import WatchStopped, World
 
 SCRIPT_MODULE = "batchscout_watched_script"
@@ -37,24 +37,40 @@ LINES_KEPT = 5
 
 
 @dataclass(frozen=True)
+class _Loop:
+    """A loop, as far as it was understood."""
+
+    seen: Seen
+    loss: LossOfBatch | NotReplayed
+
+
+@dataclass(frozen=True)
 class Watched:
     """What came of a script."""
 
     found: Any
-    """A Trainer, what Lightning's `fit` was called with, or a Loop."""
+    """A Trainer, what Lightning's `fit` was called with, or a _Loop."""
     options: tuple[Option, ...]
     """What it was called with, and could be."""
 
 
-def made(*, script: str, args: Sequence[str] = (), sums: bool = False, flags: Mapping[str, str] | None = None) -> Any:
+def made(
+    *,
+    script: str,
+    args: Sequence[str] = (),
+    sums: bool = False,
+    own_loss: bool = False,
+    flags: Mapping[str, str] | None = None,
+) -> Any:
     """Return what a script trains: a Trainer, what Lightning's `fit` was called with, or a Loop.
 
-    script: a file, or a module as `python -m` takes it. sums: whether its loss is the sum of those of its samples. flags: those of its own by
+    script: a file, or a module as `python -m` takes it. sums: whether its loss is the sum of those of its samples. own_loss: whether
+    the study has a loss of its own. flags: those of its own by
     which its recipe is set, which an export writes. Raises ValueError, in the user's words, where it cannot be studied.
     """
     found = watched(script, tuple(args)).found
-    if isinstance(found, Loop):
-        return replace(found, sums=sums)
+    if isinstance(found, _Loop):
+        return _loop(found, sums=sums, own_loss=own_loss)
     if is_transformers_trainer(found):
         again = copy.copy(found)
         again.model = copy.deepcopy(found.model)
@@ -78,15 +94,27 @@ def watched(script: str, args: tuple[str, ...]) -> Watched:
         raise NoStudy(reason)
     if seen.handed is not None:
         return Watched(seen.handed, tuple(seen.options))
+    assert seen.backward is not None
     loss = loss_of(seen)
-    if isinstance(loss, NotReplayed):
-        raise ValueError(
-            f"the loss of a batch could not be had from its loop ({loss.reason}); write it as package.module:callable, which takes "
-            "(module, batch) and returns (loss_sum, num_targets), and name model, data and loss in a study file (docs/own_model.md)"
-        )
     _put_away(seen)
-    by_name = options_by_name(args, loss.place.global_)
-    return Watched(Loop(seen, loss), (*seen.options, *by_name))
+    place = loss.place if isinstance(loss, LossOfBatch) else seen.backward.places[0]
+    by_name = options_by_name(args, place.global_)
+    return Watched(_Loop(seen, loss), (*seen.options, *by_name))
+
+
+def _loop(found: _Loop, *, sums: bool, own_loss: bool) -> Loop:
+    """Return the loop with its own loss, or without. Raises LossNotSeen where it has none, and ValueError where there are no batches
+    for another one, either."""
+    if isinstance(found.loss, LossOfBatch):
+        return Loop(found.seen, found.loss.batches, None if own_loss else found.loss, sums)
+    fault = f"the loss of a batch could not be had from its loop ({found.loss.reason}); write it as package.module:callable, which takes (module, batch) and returns (loss_sum, num_targets), and name "
+    if found.loss.batches is None:
+        raise ValueError(f"{fault}model, data and loss in a study file (docs/own_model.md)")
+    if not own_loss:
+        raise LossNotSeen(
+            f"{fault}it beside from in the study file: loss: package.module:callable (docs/own/script.md)"
+        )
+    return Loop(found.seen, found.loss.batches, None)
 
 
 def _file_of(script: str) -> tuple[Path, bool]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from batchscout.trainers.errors import LossNotSeen
 from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups, settings_of
 from batchscout.trainers.sources.watch import script
 from batchscout.trainers.sources.watch.loop import Loop
@@ -679,6 +680,40 @@ def test_a_copy_of_a_run_computes_with_weights_of_its_own(folder: Path) -> None:
 def test_what_is_no_study_is_refused_with_its_reason(folder: Path, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         watched(folder, REFUSED[reason])
+
+
+HIDDEN = """
+    rnn, head = nn.GRU(8, 4), nn.Linear(4, 3)
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = rnn, head
+        def forward(self, x, hidden):
+            out, hidden = self.rnn(x, hidden)
+            return self.head(out), hidden
+        def first(self): return torch.zeros(1, 4)
+    net = Net()
+    optimizer, hidden = torch.optim.Adam(net.parameters()), net.first()
+    for x, y in train_loader:
+        out, hidden = net(x, hidden.detach())
+        F.cross_entropy(out, y).backward()
+        optimizer.step()
+"""
+
+
+def test_where_the_loss_alone_is_not_had_all_else_is(folder: Path) -> None:
+    with pytest.raises(LossNotSeen, match="reads hidden, which the step before has left"):
+        watched(folder, HIDDEN)
+    loop = script.made(script="train.py", own_loss=True)
+    keys = keys_of(loop)
+    assert keys["optimizer"]["reference_batch_size"] == 6
+    model = model_of(loop)
+    x, y = next(iter(sets_of(loop)[0]))
+    logits, _ = model(x, model.first())  # as the script calls its own module, and its methods
+    nn.functional.cross_entropy(logits, y, reduction="sum").backward()
+    grouped = [p for group in param_groups(model) for p in group["params"]]
+    assert len(grouped) == len(list(model.parameters()))
+    assert all(p.grad is not None for p in grouped)
 
 
 def test_a_script_in_another_folder_finds_what_is_beside_it_later_too(
