@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -70,7 +71,12 @@ def with_source(tree: Mapping[str, Any], say: Callable[[str], object]) -> dict[s
     named = From.model_validate(tree["from"])
     _refuse_two_names(given, named)
     source = named.source(own_loss=given.get("loss") is not None)
+    began = time.monotonic()
     said = read_source(source)
+    if source.library == "script":
+        say(
+            f"from script {source.target}: watching it took {time.monotonic() - began:.0f} s, which each process of a lane spends once"
+        )
     for sentence in said.told:
         say(f"from {source.library} {source.target}: {sentence}")
     return _merged({**said.keys, **_length(said.run_samples)}, given)
