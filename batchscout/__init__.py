@@ -69,9 +69,9 @@ def find(
 
     Raises ValueError for bad input, and KeyboardInterrupt where Ctrl-C has ended it; nothing is lost then.
     """
-    from batchscout.orchestrator.installed import refuse_other_versions
+    from batchscout.orchestrator.environment import refuse_unfit_environment
 
-    refuse_other_versions()
+    refuse_unfit_environment()
     from batchscout.orchestrator.find import Subject
     from batchscout.orchestrator.find import find as run  # loads torch and Ray
 

@@ -20,6 +20,7 @@ from batchscout.orchestrator.doctor.facts import (
     Tracker,
 )
 from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken
+from batchscout.orchestrator.environment import Environment, obstacles, settings_to_suspect
 from batchscout.orchestrator.installed import admitted, is_admitted
 from batchscout.orchestrator.units import bytes_text, counted
 from batchscout.trainers.files import quoted
@@ -38,23 +39,32 @@ BUSY_SHARE = 0.5
 
 def all_checks(seen: Seen) -> list[Check]:
     """Return what there is to say of a machine, in the order in which a study would need it."""
-    needs = replace(seen.needs, world_size=1) if seen.cluster.address else seen.needs  # ranks are the cluster's then
+    on_cluster = seen.cluster.address != "" and not seen.cluster.error
+    needs = replace(seen.needs, world_size=1) if on_cluster else seen.needs  # ranks are the cluster's then
     return [
+        *environment(seen.environment, needs, on_gpu=bool(seen.torch.gpus)),
         processors(seen.processors, needs, has_gpus=bool(seen.torch.gpus)),
         memory(seen.memory),
-        torch(seen.torch.imported),
+        torch(seen.torch.imported, seen.environment),
         gpu(seen.driver, seen.torch),
         *gpus_for_ranks(seen.torch.gpus, needs),
         *gpus_taken(seen.torch.gpus),
         compiler(seen.compiler, seen.needs, on_gpu=bool(seen.torch.gpus)),
         *map(disk, seen.disks),
-        ray(seen.ray),
+        ray(seen.ray, seen.environment),
         *limits(seen.limits),
         cluster(seen.cluster),
         hub(seen.hub, seen.needs),
         libraries(seen.installed, seen.needs),
         wandb(seen.tracker),
     ]
+
+
+def environment(found: Environment, needs: Needs, *, on_gpu: bool) -> list[Check]:
+    """Judge the settings that the program is launched with."""
+    in_the_way = obstacles(found, needs.world_size, on_gpu=on_gpu)
+    checks = [Check("environment", one.finding, "fault", one.remedy) for one in in_the_way]
+    return checks or [Check("environment", "no setting is in a study's way")]
 
 
 def processors(found: Processors, needs: Needs, *, has_gpus: bool) -> Check:
@@ -92,18 +102,20 @@ def memory(found: Memory) -> Check:
     return Check("memory", said)
 
 
-def torch(found: Imported) -> Check:
-    return _imported("torch", found)
+def torch(found: Imported, environment: Environment) -> Check:
+    return _imported("torch", found, environment)
 
 
-def ray(found: Imported) -> Check:
-    return _imported("ray", found)
+def ray(found: Imported, environment: Environment) -> Check:
+    return _imported("ray", found, environment)
 
 
-def _imported(name: str, found: Imported) -> Check:
+def _imported(name: str, found: Imported, environment: Environment) -> Check:
     wanted = admitted(name)
     if found.error:
-        return Check(name, f"cannot be imported: {found.error}", "fault", f"install it anew: pip install '{wanted}'")
+        suspects = settings_to_suspect(environment.variables)
+        remedy = f"install it anew: pip install '{wanted}'{suspects and f'; or {suspects}'}"
+        return Check(name, f"cannot be imported: {found.error}", "fault", remedy)
     if not is_admitted(name, found.version):
         said = f"{name} {found.version}; batchscout runs with {wanted.specifier}"
         return Check(name, said, "fault", f"pip install '{wanted}'")
@@ -181,7 +193,9 @@ def cluster(found: Cluster) -> Check:
         return Check("ray cluster", "RAY_ADDRESS is not set: batchscout run starts a cluster of its own")
     if found.error:
         return Check(
-            "ray cluster", f"RAY_ADDRESS is {found.address}, and nothing answers there: {found.error}", "fault",
+            "ray cluster",
+            f"RAY_ADDRESS is {found.address}, and nothing answers there ({found.error}): batchscout run starts a cluster of its own, and "
+            "--address auto finds none", "warning",
             "start the cluster, correct the address (6379 is Ray's default port), or unset RAY_ADDRESS",
         )  # fmt: skip
     return Check("ray cluster", f"one answers at RAY_ADDRESS, {found.address}: batchscout run --address auto uses it")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchscout.orchestrator.environment import Environment
+
 
 @dataclass(frozen=True)
 class Processors:
@@ -148,6 +150,7 @@ class Seen:
     """All that was observed."""
 
     needs: Needs
+    environment: Environment
     processors: Processors
     memory: Memory
     driver: Driver | None

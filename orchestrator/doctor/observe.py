@@ -36,6 +36,7 @@ from batchscout.orchestrator.doctor.facts import (
     Tracker,
 )
 from batchscout.orchestrator.doctor.needs import needs_of, tree_of
+from batchscout.orchestrator.environment import observed_environment
 from batchscout.orchestrator.units import ending_text
 from batchscout.trainers.data.cache import cache_directory
 from batchscout.trainers.device import cgroup
@@ -57,6 +58,7 @@ def observe(study: Path | None) -> Seen:
     name = str(tree.get("name") or (study.stem if study else "study"))
     return Seen(
         needs=needs,
+        environment=observed_environment(),
         processors=_processors(),
         memory=Memory(_total_bytes(), cgroup.available_bytes(), cgroup.limit_bytes()),
         driver=_driver(),

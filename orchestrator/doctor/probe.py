@@ -34,5 +34,7 @@ def _gpu(torch: Any, number: int) -> dict[str, Any]:
 if __name__ == "__main__":
     name = sys.argv[1]
     library = importlib.import_module(name)
+    if name == "ray":
+        importlib.import_module("ray.train")  # where most of Ray is
     told = _torch(library) if name == "torch" else {}
     print(json.dumps({"version": library.__version__, **told}))

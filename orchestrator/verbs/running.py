@@ -16,9 +16,9 @@ from batchscout.trainers.files import quoted
 
 def plan(arguments: argparse.Namespace) -> int:
     """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
-    from batchscout.orchestrator.installed import refuse_other_versions
+    from batchscout.orchestrator.environment import refuse_unfit_environment
 
-    refuse_other_versions()
+    refuse_unfit_environment()
     from batchscout.orchestrator import preflight
     from batchscout.orchestrator.config.trial import uses_compile
     from batchscout.orchestrator.execution.code_shipping import import_from_here
@@ -46,9 +46,9 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
-    from batchscout.orchestrator.installed import refuse_other_versions
+    from batchscout.orchestrator.environment import refuse_unfit_environment
 
-    refuse_other_versions()
+    refuse_unfit_environment()
     config = config_of(arguments)
     with interrupts_afterwards():  # the libraries' own code, half imported
         from batchscout.orchestrator.execution.code_shipping import import_from_here
@@ -86,9 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def trial(arguments: argparse.Namespace) -> int:
     """Run one training run in this process, without Ray: for a debugger."""
-    from batchscout.orchestrator.installed import refuse_other_versions
+    from batchscout.orchestrator.environment import refuse_unfit_environment
 
-    refuse_other_versions()
+    refuse_unfit_environment()
     config = config_of(arguments)
     from batchscout.orchestrator.execution.code_shipping import import_from_here
     from batchscout.orchestrator.trial import run_trial

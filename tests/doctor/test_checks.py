@@ -42,6 +42,7 @@ from batchscout.orchestrator.doctor.facts import (
 )
 from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken, has_kernels
 from batchscout.orchestrator.doctor.told import as_json, in_all, print_checks
+from batchscout.orchestrator.environment import Environment
 from batchscout.orchestrator.installed import admitted
 
 H100 = Gpu("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB)
@@ -51,6 +52,7 @@ FOR_CPUS = Torch(Imported("2.13.0+cpu"))
 CORES = Processors("Linux", 8, 8, None, 0.5)
 WELL = Seen(
     needs=Needs(),
+    environment=Environment({}),
     processors=CORES,
     memory=Memory(32 * GIB, 20 * GIB, None),
     driver=DRIVER,
@@ -78,6 +80,7 @@ def test_a_machine_that_lacks_nothing_has_no_remedy() -> None:
 
 
 ILL: dict[str, dict[str, Any]] = {
+    "environment": {"environment": Environment({"RAY_TRAIN_V2_ENABLED": "0"})},
     "processors": {"processors": replace(CORES, allowed=1)},
     "memory": {"memory": Memory(32 * GIB, GIB, None)},
     "torch": {"torch": Torch(Imported(error="no"))},
@@ -129,6 +132,7 @@ def test_ranks_want_cores_on_a_cpu_host_and_gpus_where_there_are_some() -> None:
 def test_ranks_of_a_cluster_are_not_held_against_this_machine() -> None:
     seen = replace(WELL, needs=Needs(world_size=64), cluster=Cluster("head:6379"))
     assert worst(all_checks(seen)) == "ok"
+    assert worst(all_checks(replace(seen, cluster=Cluster("head:6379", "Connection refused")))) == "fault"
 
 
 def test_memory() -> None:
@@ -137,14 +141,22 @@ def test_memory() -> None:
 
 
 def test_a_library_that_cannot_be_imported_is_quoted() -> None:
-    check = torch(Imported(error="ImportError: libcudart.so.12: cannot open shared object file"))
+    check = torch(Imported(error="ImportError: libcudart.so.12: cannot open shared object file"), Environment({}))
     assert check.finding == "cannot be imported: ImportError: libcudart.so.12: cannot open shared object file"
     assert check.remedy.startswith("install it anew: pip install 'torch")
 
 
+def test_settings_that_may_keep_a_library_from_being_imported_are_named() -> None:
+    environment = Environment(
+        {"PYTHONMALLOC": "debug", "PYTHONUNBUFFERED": "1", "RAY_BACKEND_LOG_LEVEL": "?", "HOME": "/"}
+    )
+    check = ray(Imported(error="no"), environment)
+    assert check.remedy.endswith("; or the environment has PYTHONMALLOC, RAY_BACKEND_LOG_LEVEL: try it without")
+
+
 @pytest.mark.parametrize("number", ["2.51.1", "99.0.0"])
 def test_a_library_that_was_installed_by_force_is_held_against_what_is_admitted(number: str) -> None:
-    check = ray(Imported(number))
+    check = ray(Imported(number), Environment({}))
     wanted = admitted("ray")
     assert said(check) == ("fault", f"ray {number}; batchscout runs with {wanted.specifier}")
     assert check.remedy == f"pip install '{wanted}'"
@@ -251,10 +263,9 @@ def test_being_offline_is_no_fault_unless_the_study_names_what_is_on_the_hub() -
 
 
 def test_cluster_libraries_and_wandb() -> None:
-    assert (
-        cluster(Cluster("head:6379", "timed out")).finding
-        == "RAY_ADDRESS is head:6379, and nothing answers there: timed out"
-    )
+    away = cluster(Cluster("head:6379", "timed out"))
+    assert away.verdict == "warning", "a study on this machine alone does not use it"
+    assert away.finding.startswith("RAY_ADDRESS is head:6379, and nothing answers there (timed out)")
     assert cluster(Cluster("head:6379")).verdict == "ok"
     missing = libraries({"transformers": "5.0"}, Needs(libraries=("transformers", "peft")))
     assert (missing.finding, missing.remedy) == ("the study file needs peft", "pip install peft")

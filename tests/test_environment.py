@@ -1,0 +1,85 @@
+"""What in the environment that the program is launched in is in a study's way: each is named with its remedy before it costs anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.environment import Environment, observed_environment, obstacles
+from batchscout.orchestrator.preflight import check_host
+from tests.support.every import for_every
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+HERE = ("lo", "eth0")
+
+
+def typed(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run([sys.executable, *words], env=settings, capture_output=True, text=True, timeout=60)
+
+
+BREAKS_RAY = {"RAY_TRAIN_V2_ENABLED": "0", "PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error"}
+
+
+@for_every(name=BREAKS_RAY)
+def test_a_setting_that_breaks_ray_is_named_in_a_line_before_ray_is_imported(name: str) -> None:
+    done = typed("-m", "batchscout", "run", QUICKSTART, **{name: BREAKS_RAY[name]})
+    (said,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert name in said.partition(";")[0]
+    assert f"unset {name}" in said
+
+
+@for_every(
+    words=[("-m", "batchscout", "plan"), ("-m", "batchscout", "trial"), ("-c", "import batchscout; batchscout.find()")]
+)
+def test_so_it_is_by_all_that_import_ray(words: tuple[str, ...]) -> None:
+    done = typed(*words, QUICKSTART, RAY_TRAIN_V2_ENABLED="0")
+    assert "RAY_TRAIN_V2_ENABLED is '0'" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("option", "is_in_the_way"),
+    [
+        ("error", True), ("e", True), ("error::DeprecationWarning", True), ("error:::my_module", False), ("default", False),
+        ("error:unclosed", False), ("ignore", False), ("", False),
+    ],
+)  # fmt: skip
+def test_warnings_may_be_errors_in_the_users_own_module(option: str, is_in_the_way: bool) -> None:
+    assert bool([*obstacles(Environment({}, warning_options=[option]))]) is is_in_the_way
+
+
+@pytest.mark.parametrize(
+    ("value", "gloo_finds_it", "nccl_finds_it"),
+    [
+        ("eth0", True, True), ("ib0", False, False), ("", True, True), ("eth0,lo", True, True), ("ib0,eth0", False, True),
+        ("eth", False, True), ("=eth", False, False), ("=eth0", True, True), ("^docker", True, True),
+    ],
+)  # fmt: skip
+def test_ranks_need_a_network_interface_that_is_there(value: str, gloo_finds_it: bool, nccl_finds_it: bool) -> None:
+    gloo = Environment({"GLOO_SOCKET_IFNAME": value}, interfaces=HERE)
+    nccl = Environment({"NCCL_SOCKET_IFNAME": value}, interfaces=HERE)
+    assert [*obstacles(gloo, 2)] != gloo_finds_it or value.startswith(("=", "^"))  # NCCL's signs alone
+    assert [*obstacles(nccl, 2, on_gpu=True)] != nccl_finds_it
+    assert [*obstacles(gloo, 1), *obstacles(gloo, 2, on_gpu=True), *obstacles(nccl, 2)] == [], "nobody reads it"
+
+
+def test_a_network_interface_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"name": "two", "model": {"target": "gpt"}, "data": {"target": "python_stdlib"}}
+    two, one = (StudyConfig.model_validate({**keys, "world_size": size}) for size in (2, 1))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none-such0")
+    with pytest.raises(
+        ValueError, match=r"GLOO_SOCKET_IFNAME is none-such0, .* it has .*\blo\b.*; unset GLOO_SOCKET_IFNAME"
+    ):
+        check_host(two)
+    check_host(one)
+
+
+def test_this_process_is_launched_in_nothing_of_it() -> None:
+    assert [*obstacles(observed_environment(), 2)] == []
