@@ -69,11 +69,11 @@ def find(
 
     Raises ValueError for bad input, and KeyboardInterrupt where Ctrl-C has ended it; nothing is lost then.
     """
-    from batchscout.orchestrator.environment import refuse_unfit_environment
+    from batchscout.orchestrator.environment import fit_environment
 
-    refuse_unfit_environment()
-    from batchscout.orchestrator.find import Subject
-    from batchscout.orchestrator.find import find as run  # loads torch and Ray
+    with fit_environment():
+        from batchscout.orchestrator.find import Subject
+        from batchscout.orchestrator.find import find as run  # loads torch and Ray
 
-    subject = Subject(model, train, val, loss, lightning, transformers, script)
-    return run(subject, run_dir=run_dir, stages=stages, address=address, fresh=fresh, quiet=quiet, **keys)
+        subject = Subject(model, train, val, loss, lightning, transformers, script)
+        return run(subject, run_dir=run_dir, stages=stages, address=address, fresh=fresh, quiet=quiet, **keys)

@@ -5,13 +5,14 @@ Loads neither Ray nor torch: some of it is in the way of their import.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from batchscout.orchestrator.installed import refuse_other_versions
+from batchscout.trainers.launcher import without_launcher
 
 HARMLESS = {
     "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONUNBUFFERED", "PYTHONUTF8",
@@ -99,10 +100,22 @@ def refuse_obstacles(num_ranks: int = 1, *, on_gpu: bool = False) -> None:
         raise ValueError("\n".join(found))
 
 
-def refuse_unfit_environment() -> None:
-    """Raise ValueError where Ray or torch would break, or are of a version that batchscout does not run with, before either is imported."""
+@contextlib.contextmanager
+def fit_environment() -> Iterator[None]:
+    """Within this a study can run: nothing is in its way, and what a launcher has left is put aside. To be entered before Ray or torch is
+    imported. Raises ValueError where either would break, or is of a version that batchscout does not run with."""
+    from batchscout.orchestrator.installed import refuse_other_versions  # here: `--help` need not load it
+
     refuse_obstacles()
     refuse_other_versions()
+    with without_launcher() as names:
+        if names:
+            print(f"batchscout: {launcher_text(names)}", file=sys.stderr, flush=True)
+        yield
+
+
+def launcher_text(names: Sequence[str]) -> str:
+    return f"not used are {', '.join(names)}, by which a launcher tells its ranks who they are: a study has ranks of its own"
 
 
 def settings_to_suspect(variables: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.environment import Environment, observed_environment, obstacles
+from batchscout.orchestrator.environment import Environment, fit_environment, observed_environment, obstacles
 from batchscout.orchestrator.preflight import check_host
 from tests.support.every import for_every
 
@@ -19,9 +19,9 @@ QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 HERE = ("lo", "eth0")
 
 
-def typed(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def typed(*words: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     settings = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    return subprocess.run([sys.executable, *words], env=settings, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, *words], env=settings, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
 BREAKS_RAY = {"RAY_TRAIN_V2_ENABLED": "0", "PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error"}
@@ -79,6 +79,29 @@ def test_a_network_interface_that_is_not_there_is_refused_with_those_that_are(mo
     ):
         check_host(two)
     check_host(one)
+
+
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+            "ACCELERATE_USE_DEEPSPEED": "true"}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_trainer_waits_for_no_ranks_of_a_launcher_that_is_gone() -> None:
+    done = typed(
+        "-m", "batchscout", "plan", "study.yaml", "--no-memory", cwd=ROOT / "examples/transformers_trainer", **LAUNCHED
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"not used are {', '.join(sorted(LAUNCHED))}," in done.stderr.splitlines()[0]
+
+
+def test_whoever_calls_find_has_its_launchers_settings_back_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")  # of one process, too
+    before = dict(os.environ)
+    with fit_environment():
+        assert os.environ.keys() == before.keys() - LAUNCHED.keys()
+    assert dict(os.environ) == before
 
 
 def test_this_process_is_launched_in_nothing_of_it() -> None:

@@ -41,6 +41,7 @@ LEAVES_OF_TRAINERS = {
     "errors",
     "files",
     "knobs",
+    "launcher",
     "lines",
     "metrics",
     "notices",

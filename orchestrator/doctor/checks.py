@@ -20,10 +20,11 @@ from batchscout.orchestrator.doctor.facts import (
     Tracker,
 )
 from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken
-from batchscout.orchestrator.environment import Environment, obstacles, settings_to_suspect
+from batchscout.orchestrator.environment import Environment, launcher_text, obstacles, settings_to_suspect
 from batchscout.orchestrator.installed import admitted, is_admitted
 from batchscout.orchestrator.units import bytes_text, counted
 from batchscout.trainers.files import quoted
+from batchscout.trainers.launcher import is_a_launchers
 
 GIB = 2**30
 LEAST_MEMORY_BYTES = 2 * GIB
@@ -64,7 +65,9 @@ def environment(found: Environment, needs: Needs, *, on_gpu: bool) -> list[Check
     """Judge the settings that the program is launched with."""
     in_the_way = obstacles(found, needs.world_size, on_gpu=on_gpu)
     checks = [Check("environment", one.finding, "fault", one.remedy) for one in in_the_way]
-    return checks or [Check("environment", "no setting is in a study's way")]
+    launchers = [name for name in sorted(found.variables) if is_a_launchers(name)]
+    unused = f"; {launcher_text(launchers)}" if launchers else ""
+    return checks or [Check("environment", f"no setting is in a study's way{unused}")]
 
 
 def processors(found: Processors, needs: Needs, *, has_gpus: bool) -> Check:

@@ -7,6 +7,7 @@ import functools
 import sys
 from pathlib import Path
 
+from batchscout.orchestrator.environment import fit_environment
 from batchscout.orchestrator.signals import interrupts_afterwards, leave_dead_terminal
 from batchscout.orchestrator.study.storage.place import beside, is_there, on_this_machine
 from batchscout.orchestrator.terminal import printable, wrapped
@@ -14,11 +15,9 @@ from batchscout.orchestrator.verbs.study_file import config_of, copy_to_read, pl
 from batchscout.trainers.files import quoted
 
 
+@fit_environment()
 def plan(arguments: argparse.Namespace) -> int:
     """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
-    from batchscout.orchestrator.environment import refuse_unfit_environment
-
-    refuse_unfit_environment()
     from batchscout.orchestrator import preflight
     from batchscout.orchestrator.config.trial import uses_compile
     from batchscout.orchestrator.execution.code_shipping import import_from_here
@@ -44,11 +43,9 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@fit_environment()
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
-    from batchscout.orchestrator.environment import refuse_unfit_environment
-
-    refuse_unfit_environment()
     config = config_of(arguments)
     with interrupts_afterwards():  # the libraries' own code, half imported
         from batchscout.orchestrator.execution.code_shipping import import_from_here
@@ -84,11 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
     return ending.exit_code
 
 
+@fit_environment()
 def trial(arguments: argparse.Namespace) -> int:
     """Run one training run in this process, without Ray: for a debugger."""
-    from batchscout.orchestrator.environment import refuse_unfit_environment
-
-    refuse_unfit_environment()
     config = config_of(arguments)
     from batchscout.orchestrator.execution.code_shipping import import_from_here
     from batchscout.orchestrator.trial import run_trial

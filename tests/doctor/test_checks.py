@@ -15,6 +15,7 @@ from batchscout.orchestrator.doctor.checks import (
     cluster,
     compiler,
     disk,
+    environment,
     hub,
     libraries,
     limits,
@@ -146,11 +147,17 @@ def test_a_library_that_cannot_be_imported_is_quoted() -> None:
     assert check.remedy.startswith("install it anew: pip install 'torch")
 
 
+def test_what_a_launcher_has_left_is_no_fault_and_told_of() -> None:
+    (check,) = environment(Environment({"RANK": "0", "HOME": "/"}), Needs(), on_gpu=False)
+    assert check.verdict == "ok"
+    assert "not used are RANK," in check.finding
+
+
 def test_settings_that_may_keep_a_library_from_being_imported_are_named() -> None:
-    environment = Environment(
+    settings = Environment(
         {"PYTHONMALLOC": "debug", "PYTHONUNBUFFERED": "1", "RAY_BACKEND_LOG_LEVEL": "?", "HOME": "/"}
     )
-    check = ray(Imported(error="no"), environment)
+    check = ray(Imported(error="no"), settings)
     assert check.remedy.endswith("; or the environment has PYTHONMALLOC, RAY_BACKEND_LOG_LEVEL: try it without")
 
 

@@ -11,18 +11,13 @@ import torch.distributed
 import torch.nn.parallel.distributed as parallel_module
 from torch import nn
 
+from batchscout.trainers.launcher import ALONE, without_launcher
 from batchscout.trainers.sources.having import having
-
-_OF_A_RANK = {
-    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}  # fmt: skip
-"""What a launcher tells each of its processes."""
 
 
 def asks_for_a_launcher(error: BaseException | None) -> bool:
     """True if a script has raised this because it was not launched as one of several processes."""
-    return isinstance(error, KeyError) and error.args[:1] != () and error.args[0] in _OF_A_RANK
+    return isinstance(error, KeyError) and error.args[:1] != () and error.args[0] in ALONE
 
 
 class _Alone(nn.Module):
@@ -45,11 +40,7 @@ _Alone.__name__ = "DistributedDataParallel"
 @contextlib.contextmanager
 def one_process(*, launched: bool) -> Iterator[None]:
     """Within this, torch.distributed has one process, and no group unless the script makes one; what this process is a rank of is not to be
-    seen. launched: the environment is that of a launcher. The environment is put back by others."""
-    for name in _OF_A_RANK:
-        os.environ.pop(name, None)
-    if launched:
-        os.environ.update(_OF_A_RANK)
+    seen. launched: the environment is that of a launcher. What this sets there is put back by others."""
     made = list[bool]()
     stand_ins: dict[str, Any] = {
         "init_process_group": lambda *_, **__: made.append(True),
@@ -61,7 +52,9 @@ def one_process(*, launched: bool) -> Iterator[None]:
         "all_reduce": lambda *_, **__: None,
         "broadcast": lambda *_, **__: None,
     }
-    with contextlib.ExitStack() as stack:
+    with without_launcher(), contextlib.ExitStack() as stack:
+        if launched:
+            os.environ.update(ALONE)
         for name, stand_in in stand_ins.items():
             stack.enter_context(having(torch.distributed, name, stand_in))
         for module in (torch.nn.parallel, parallel_module):
