@@ -31,6 +31,8 @@ class Environment:
     """Python's -W and PYTHONWARNINGS, one each: action:message:category:module:line."""
     interfaces: Sequence[str] = ()
     """The network interfaces of this machine."""
+    has_home: bool = True
+    """False where neither HOME nor the machine's list of users says where this user's home is."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Obstacle:
 
 def observed_environment() -> Environment:
     interfaces = tuple(name for _, name in socket.if_nameindex())
-    return Environment(dict(os.environ), sys.flags.optimize, tuple(sys.warnoptions), interfaces)
+    has_home = not os.path.expanduser("~").startswith("~")
+    return Environment(dict(os.environ), sys.flags.optimize, tuple(sys.warnoptions), interfaces, has_home)
 
 
 def obstacles(found: Environment, num_ranks: int = 1, *, on_gpu: bool = False) -> Iterator[Obstacle]:
@@ -64,6 +67,11 @@ def obstacles(found: Environment, num_ranks: int = 1, *, on_gpu: bool = False) -
             f"Python makes an error of every warning ({', '.join(of_all_modules)} in PYTHONWARNINGS, or with -W), and Ray's servers end by "
             "those of their own libraries",
             "unset PYTHONWARNINGS, or name your own module in it (error:::my_module)",
+        )
+    if not found.has_home:
+        yield Obstacle(
+            f"HOME is not set, and /etc/passwd has no user {os.getuid()}: Ray looks for a home when it is imported",
+            "set HOME to a folder that this user may write (export HOME=/tmp/home)",
         )
     if num_ranks > 1:
         yield from _interfaces(found, on_gpu=on_gpu)

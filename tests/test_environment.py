@@ -17,6 +17,8 @@ from tests.support.every import for_every
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 HERE = ("lo", "eth0")
+NOBODYS = 54_321
+"""The number of a user whom no machine has."""
 
 
 def typed(*words: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -79,6 +81,18 @@ def test_a_network_interface_that_is_not_there_is_refused_with_those_that_are(mo
     ):
         check_host(two)
     check_host(one)
+
+
+def test_a_user_without_a_home_is_told_to_set_one() -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    left = {name: value for name, value in os.environ.items() if name != "HOME"}
+    code = f"import os; from batchscout.orchestrator.environment import *; os.setuid({NOBODYS}); refuse_obstacles()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**left, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert f"no user {NOBODYS}" in done.stderr
+    assert "set HOME to a folder" in done.stderr.splitlines()[-1]
 
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",

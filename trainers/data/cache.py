@@ -14,7 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from batchscout.trainers.files import is_there, make_private_directory, naming_the_disk, own_file, quoted, sync
+from batchscout.trainers.files import (
+    StorageLost,
+    is_there,
+    make_private_directory,
+    naming_the_disk,
+    own_file,
+    quoted,
+    sync,
+)
 from batchscout.trainers.notices import NoticeKind, give_notice
 
 
@@ -106,10 +114,19 @@ def _wait_for_lock(file: IO[bytes]) -> bool:
 
 
 @contextmanager
+def _naming_where_else() -> Iterator[None]:
+    """Say of a cache in which nothing can be made how another folder is chosen: its own is in a home that few have named."""
+    try:
+        yield
+    except StorageLost as error:
+        raise StorageLost(f"{error} (BATCHSCOUT_CACHE may name another folder for the cache)") from error
+
+
+@contextmanager
 def _built(entry: Path, build: Callable[[Path], None]) -> Iterator[Path]:
     """A folder beside the entry that holds on the disk what the entry is to hold, for as long as the block takes."""
     aside = entry.with_name(f".{entry.name[:16]}-{uuid.uuid4().hex}")
-    with own_file(aside):
+    with _naming_where_else(), own_file(aside):
         make_private_directory(cache_directory())
         aside.mkdir(parents=True)
     try:

@@ -495,6 +495,12 @@ def test_a_full_disk_is_named_and_no_half_entry_left(caches: Path, told: dict[st
     assert entries(caches / "full") == []
 
 
+def test_a_cache_that_cannot_be_made_is_told_with_how_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATCHSCOUT_CACHE", "/proc/none")  # where root, too, can make nothing
+    with pytest.raises(StorageLost, match=r"^/proc/none/data/.* could not be written: .*BATCHSCOUT_CACHE"):
+        cached("key", lambda folder: None)
+
+
 def test_the_loser_of_a_race_takes_the_winners_entry(cache: Path) -> None:
     def build(directory: Path) -> None:
         (directory / "mine").touch()
