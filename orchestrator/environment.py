@@ -7,17 +7,44 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from batchscout.orchestrator.units import bytes_text
 from batchscout.trainers.launcher import without_launcher
 
 HARMLESS = {
     "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONIOENCODING", "PYTHONUNBUFFERED", "PYTHONUTF8",
 }  # fmt: skip
 """Settings of Python that are set in many places, and change nothing that Ray or torch depends on."""
+
+
+UNLIMITED = sys.maxsize
+SHARE_OF_OBJECT_STORE, MOST_OF_OBJECT_STORE = 0.3, 200 * 10**9
+"""Ray's own, of the memory that is free."""
+LEAST_OPEN_FILES = 256
+"""Ray's servers hold some 70 each, and more with every rank."""
+LEAST_THREADS = 300
+"""Those of a study with one rank on two cores."""
+LEAST_ADDRESSES_BYTES = 8 * 2**30
+"""What Ray's raylet and a rank reserve beside the object store, nearly all of it without using it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the operating system lets a process have (ulimit -H), each UNLIMITED where it sets none."""
+
+    open_files: int = UNLIMITED
+    addresses_bytes: int = UNLIMITED
+    file_bytes: int = UNLIMITED
+    threads: int = UNLIMITED
+    """How many more this user may start."""
+    object_store_bytes: int = 0
+    """How large a file in memory Ray makes of it."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +58,7 @@ class Environment:
     """Python's -W and PYTHONWARNINGS, one each: action:message:category:module:line."""
     interfaces: Sequence[str] = ()
     """The network interfaces of this machine."""
+    most: Limits = field(default_factory=lambda: Limits())
     has_home: bool = True
     """False where neither HOME nor the machine's list of users says where this user's home is."""
 
@@ -46,11 +74,39 @@ class Obstacle:
 def observed_environment() -> Environment:
     interfaces = tuple(name for _, name in socket.if_nameindex())
     has_home = not os.path.expanduser("~").startswith("~")
-    return Environment(dict(os.environ), sys.flags.optimize, tuple(sys.warnoptions), interfaces, has_home)
+    return Environment(
+        dict(os.environ), sys.flags.optimize, tuple(sys.warnoptions), interfaces, observed_limits(), has_home
+    )
 
 
-def obstacles(found: Environment, num_ranks: int = 1, *, on_gpu: bool = False) -> Iterator[Obstacle]:
-    """Yield what would break a study on this machine. num_ranks: those of one trial; several have to reach each other."""
+def observed_limits() -> Limits:
+    from batchscout.trainers.device import cgroup
+
+    def most(what: int, which: int = 1) -> int:
+        limit = resource.getrlimit(what)[which]  # the hard one, to which Ray raises that of open files
+        return UNLIMITED if limit == resource.RLIM_INFINITY else limit
+
+    threads = UNLIMITED if os.getuid() == 0 else most(resource.RLIMIT_NPROC, 0)
+    return Limits(
+        open_files=most(resource.RLIMIT_NOFILE),
+        addresses_bytes=most(resource.RLIMIT_AS, 0),
+        file_bytes=most(resource.RLIMIT_FSIZE, 0),
+        threads=threads if threads == UNLIMITED else max(0, threads - _threads_of(os.getuid())),
+        object_store_bytes=min(int(SHARE_OF_OBJECT_STORE * cgroup.available_bytes()), MOST_OF_OBJECT_STORE),
+    )
+
+
+def _threads_of(user: int) -> int:
+    """Return how many threads a user's processes have, which count as processes to the kernel."""
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found += len([*(process / "task").iterdir()]) if process.stat().st_uid == user else 0
+    return found
+
+
+def obstacles(found: Environment) -> Iterator[Obstacle]:
+    """Yield what is in the way of every process that imports Ray and torch."""
     train = found.variables.get("RAY_TRAIN_V2_ENABLED")
     if train is not None and train.lower() not in ("1", "true"):  # as Ray reads it
         yield Obstacle(
@@ -73,8 +129,39 @@ def obstacles(found: Environment, num_ranks: int = 1, *, on_gpu: bool = False) -
             f"HOME is not set, and /etc/passwd has no user {os.getuid()}: Ray looks for a home when it is imported",
             "set HOME to a folder that this user may write (export HOME=/tmp/home)",
         )
+    addresses = LEAST_ADDRESSES_BYTES + found.most.object_store_bytes
+    if found.most.addresses_bytes < addresses:
+        yield Obstacle(
+            f"a process may have {bytes_text(found.most.addresses_bytes)} of addresses (ulimit -v), and Ray reserves {bytes_text(addresses)}, "
+            "though it uses little of it",
+            "remove the limit (ulimit -v unlimited), and hold the ranks to memory_limit in the study file",
+        )
+
+
+def obstacles_here(found: Environment, num_ranks: int, *, on_gpu: bool) -> Iterator[Obstacle]:
+    """Yield what is in the way of a study that has its Ray and its ranks on this machine. num_ranks: those of one trial."""
+    yield from _limits(found.most)
     if num_ranks > 1:
         yield from _interfaces(found, on_gpu=on_gpu)
+
+
+def _limits(most: Limits) -> Iterator[Obstacle]:
+    """Yield the limits of the operating system under which Ray does not start, or ends soon after."""
+    if most.open_files < LEAST_OPEN_FILES:
+        yield Obstacle(
+            f"a process may have {most.open_files} files open (ulimit -Hn), and Ray needs {LEAST_OPEN_FILES} at the least",
+            "raise the limit (ulimit -Hn 65536 as root, or nofile in /etc/security/limits.conf)",
+        )
+    if most.threads < LEAST_THREADS:
+        yield Obstacle(
+            f"this user may start {most.threads} more threads (ulimit -u), and a study has {LEAST_THREADS} at the least",
+            "raise the limit (ulimit -u 65536, or nproc in /etc/security/limits.conf), or end what else this user runs",
+        )
+    if most.file_bytes < most.object_store_bytes:
+        yield Obstacle(
+            f"a file may have {bytes_text(most.file_bytes)} (ulimit -f), and Ray's object store is one of {bytes_text(most.object_store_bytes)}",
+            "remove the limit (ulimit -f unlimited)",
+        )
 
 
 def _is_error_everywhere(option: str) -> bool:
@@ -84,12 +171,13 @@ def _is_error_everywhere(option: str) -> bool:
 
 def _interfaces(found: Environment, *, on_gpu: bool) -> Iterator[Obstacle]:
     """Yield what is wrong with the network interface that the ranks are told to use. gloo wants every name to be there, NCCL one that begins
-    with a name, or after = is that name; after ^ it uses all others."""
+    with a name; to NCCL `=` says that a name is whole, and `^` that it uses all others."""
     variable = "NCCL_SOCKET_IFNAME" if on_gpu else "GLOO_SOCKET_IFNAME"
     value = found.variables.get(variable, "")
-    if not value or value.startswith("^"):
+    sign = value[:1] if on_gpu and value.startswith(("^", "=")) else ""
+    if not value or sign == "^":
         return
-    names, is_whole = value.removeprefix("=").split(","), not on_gpu or value.startswith("=")
+    names, is_whole = value.removeprefix(sign).split(","), not on_gpu or sign == "="
     missing = [
         name for name in names if not any(one == name if is_whole else one.startswith(name) for one in found.interfaces)
     ]
@@ -101,11 +189,10 @@ def _interfaces(found: Environment, *, on_gpu: bool) -> Iterator[Obstacle]:
         )
 
 
-def refuse_obstacles(num_ranks: int = 1, *, on_gpu: bool = False) -> None:
-    """Raise ValueError where a study on this machine would break. See `obstacles`."""
-    found = [f"{one.finding}; {one.remedy}" for one in obstacles(observed_environment(), num_ranks, on_gpu=on_gpu)]
-    if found:
-        raise ValueError("\n".join(found))
+def refuse(found: Iterable[Obstacle]) -> None:
+    """Raise ValueError where there are any, with each."""
+    if told := [f"{one.finding}; {one.remedy}" for one in found]:
+        raise ValueError("\n".join(told))
 
 
 @contextlib.contextmanager
@@ -114,7 +201,7 @@ def fit_environment() -> Iterator[None]:
     imported. Raises ValueError where either would break, or is of a version that batchscout does not run with."""
     from batchscout.orchestrator.installed import refuse_other_versions  # here: `--help` need not load it
 
-    refuse_obstacles()
+    refuse(obstacles(observed_environment()))
     refuse_other_versions()
     with without_launcher() as names:
         if names:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from batchscout.orchestrator.config.keys import StudyConfig, given_batch
 from batchscout.orchestrator.config.stages import Equivalence, Frontier, Grid
 from batchscout.orchestrator.config.trial import base_trial
-from batchscout.orchestrator.environment import refuse_obstacles
+from batchscout.orchestrator.environment import observed_environment, obstacles_here, refuse
 from batchscout.orchestrator.signals import interrupt_has_come
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.frontier.checkpointing import why_not_checkpointed
@@ -573,9 +573,9 @@ def _check_knobs(config: StudyConfig, *, is_local: bool) -> None:
 
 
 def check_host(config: StudyConfig) -> None:
-    """Raise ValueError if the ranks of a study on this machine alone cannot reach each other, or may take more memory than it has, or than
-    this process's control group may take: the kernel ends whoever takes more."""
-    refuse_obstacles(config.world_size, on_gpu=_has_cuda())
+    """Raise ValueError if a study on this machine alone may not start what it needs, if its ranks cannot reach each other, or may take more
+    memory than it has, or than this process's control group may take: the kernel ends whoever takes more."""
+    refuse(obstacles_here(observed_environment(), config.world_size, on_gpu=_has_cuda()))
     if config.memory_limit is None or _has_cuda():
         return
     num_ranks, of_host, of_group = (config.placement.lanes or 1) * config.world_size, host_bytes(), cgroup.limit_bytes()

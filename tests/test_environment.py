@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.environment import Environment, fit_environment, observed_environment, obstacles
+from batchscout.orchestrator.environment import (
+    Environment,
+    fit_environment,
+    observed_environment,
+    obstacles,
+    obstacles_here,
+)
 from batchscout.orchestrator.preflight import check_host
 from tests.support.every import for_every
 
@@ -61,15 +69,18 @@ def test_warnings_may_be_errors_in_the_users_own_module(option: str, is_in_the_w
     ("value", "gloo_finds_it", "nccl_finds_it"),
     [
         ("eth0", True, True), ("ib0", False, False), ("", True, True), ("eth0,lo", True, True), ("ib0,eth0", False, True),
-        ("eth", False, True), ("=eth", False, False), ("=eth0", True, True), ("^docker", True, True),
+        ("eth", False, True), ("=eth", False, False), ("=eth0", False, True), ("^docker", False, True),
     ],
 )  # fmt: skip
 def test_ranks_need_a_network_interface_that_is_there(value: str, gloo_finds_it: bool, nccl_finds_it: bool) -> None:
-    gloo = Environment({"GLOO_SOCKET_IFNAME": value}, interfaces=HERE)
-    nccl = Environment({"NCCL_SOCKET_IFNAME": value}, interfaces=HERE)
-    assert [*obstacles(gloo, 2)] != gloo_finds_it or value.startswith(("=", "^"))  # NCCL's signs alone
-    assert [*obstacles(nccl, 2, on_gpu=True)] != nccl_finds_it
-    assert [*obstacles(gloo, 1), *obstacles(gloo, 2, on_gpu=True), *obstacles(nccl, 2)] == [], "nobody reads it"
+    def found(variable: str, num_ranks: int, *, on_gpu: bool) -> bool:
+        return not [*obstacles_here(Environment({variable: value}, interfaces=HERE), num_ranks, on_gpu=on_gpu)]
+
+    assert found("GLOO_SOCKET_IFNAME", 2, on_gpu=False) == gloo_finds_it
+    assert found("NCCL_SOCKET_IFNAME", 2, on_gpu=True) == nccl_finds_it
+    assert found("GLOO_SOCKET_IFNAME", 1, on_gpu=False), "nobody reads it"
+    assert found("GLOO_SOCKET_IFNAME", 2, on_gpu=True)
+    assert found("NCCL_SOCKET_IFNAME", 2, on_gpu=False)
 
 
 def test_a_network_interface_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,16 +94,34 @@ def test_a_network_interface_that_is_not_there_is_refused_with_those_that_are(mo
     check_host(one)
 
 
-def test_a_user_without_a_home_is_told_to_set_one() -> None:
+def as_a_user_without_a_name(first: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What is refused to a user whom the machine does not know; `first` is what the shell does before."""
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
-    left = {name: value for name, value in os.environ.items() if name != "HOME"}
-    code = f"import os; from batchscout.orchestrator.environment import *; os.setuid({NOBODYS}); refuse_obstacles()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**left, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    code = (
+        f"import os; from batchscout.orchestrator.environment import *; os.setuid({NOBODYS}); found = observed_environment(); "
+        "refuse([*obstacles(found), *obstacles_here(found, 1, on_gpu=False)])"
     )
-    assert f"no user {NOBODYS}" in done.stderr
-    assert "set HOME to a folder" in done.stderr.splitlines()[-1]
+    command = shlex.join([sys.executable, "-c", code])
+    settings = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(["bash", "-c", f"{first}; exec {command}"], env=settings, capture_output=True, text=True)
+
+
+def test_a_user_without_a_home_is_told_to_set_one() -> None:
+    assert as_a_user_without_a_name("true", HOME="/tmp").returncode == 0
+    (said,) = [line for line in as_a_user_without_a_name("true").stderr.splitlines() if "HOME" in line]
+    assert f"no user {NOBODYS}" in said
+    assert "; set HOME to a folder" in said
+
+
+@for_every(limit=["n 64", "f 1000", "v 4000000", "u 80"])
+def test_a_limit_under_which_ray_does_not_start_is_told_with_how_it_is_raised(limit: str) -> None:
+    name = "Hn" if limit[0] == "n" else limit[0]
+    done = as_a_user_without_a_name(f"ulimit -{limit}", HOME="/tmp")
+    (said,) = [line for line in done.stderr.splitlines() if f"(ulimit -{name})" in line]
+    finding, remedy = said.split("; ", 1)
+    assert re.search(r"\d.* Ray|\d.* study", finding), "it has the limit, and what is needed"
+    assert f"ulimit -{name}" in remedy
 
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
@@ -119,4 +148,5 @@ def test_whoever_calls_find_has_its_launchers_settings_back_afterwards(monkeypat
 
 
 def test_this_process_is_launched_in_nothing_of_it() -> None:
-    assert [*obstacles(observed_environment(), 2)] == []
+    found = observed_environment()
+    assert [*obstacles(found), *obstacles_here(found, 2, on_gpu=False)] == []

@@ -20,7 +20,13 @@ from batchscout.orchestrator.doctor.facts import (
     Tracker,
 )
 from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken
-from batchscout.orchestrator.environment import Environment, launcher_text, obstacles, settings_to_suspect
+from batchscout.orchestrator.environment import (
+    Environment,
+    launcher_text,
+    obstacles,
+    obstacles_here,
+    settings_to_suspect,
+)
 from batchscout.orchestrator.installed import admitted, is_admitted
 from batchscout.orchestrator.units import bytes_text, counted
 from batchscout.trainers.files import quoted
@@ -62,12 +68,12 @@ def all_checks(seen: Seen) -> list[Check]:
 
 
 def environment(found: Environment, needs: Needs, *, on_gpu: bool) -> list[Check]:
-    """Judge the settings that the program is launched with."""
-    in_the_way = obstacles(found, needs.world_size, on_gpu=on_gpu)
+    """Judge the settings and limits that the program is launched with."""
+    in_the_way = (*obstacles(found), *obstacles_here(found, needs.world_size, on_gpu=on_gpu))
     checks = [Check("environment", one.finding, "fault", one.remedy) for one in in_the_way]
     launchers = [name for name in sorted(found.variables) if is_a_launchers(name)]
     unused = f"; {launcher_text(launchers)}" if launchers else ""
-    return checks or [Check("environment", f"no setting is in a study's way{unused}")]
+    return checks or [Check("environment", f"no setting or limit is in a study's way{unused}")]
 
 
 def processors(found: Processors, needs: Needs, *, has_gpus: bool) -> Check:

@@ -99,6 +99,12 @@ def _sessions(folder: Path) -> Iterator[Path]:
     return (path for path in folder.glob("session_*_*_*_*") if path.name.rpartition("_")[2].isdigit())
 
 
+def logs_told() -> str:
+    """Return, in words, where the servers that this driver has started last have their logs; empty where it has started none."""
+    own = sorted(session for session in _sessions(_folder()) if _driver_of(session) == os.getpid())
+    return f"Ray's logs are in {quoted(own[-1] / 'logs')}" if own else ""
+
+
 def _driver_of(session: Path) -> int:
     return int(session.name.rpartition("_")[2])
 
@@ -110,7 +116,9 @@ def _runs(process_id: int) -> bool:
 def ended(servers: Mapping[str, subprocess.Popen[bytes]]) -> str | None:
     """Return which of the servers have ended that the cluster cannot do without, and how; None while they all live."""
     codes = {name: code for name, server in servers.items() if (code := server.poll()) is not None}
-    return " and ".join(f"Ray's {name} {ending_text(code)}" for name, code in codes.items()) or None
+    told = " and ".join(f"Ray's {name} {ending_text(code)}" for name, code in codes.items())
+    by_themselves = any(code > 0 for code in codes.values())  # a signal comes from somebody else
+    return (f"{told} ({logs_told()})" if by_themselves else told) or None
 
 
 @contextlib.contextmanager

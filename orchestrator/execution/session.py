@@ -15,11 +15,13 @@ from typing import Any, NoReturn
 import ray
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.environment import settings_to_suspect
 from batchscout.orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
 from batchscout.orchestrator.execution.code_shipping import absolute_paths, runtime_env
 from batchscout.orchestrator.execution.local_cluster import (
     end_what_ray_started,
     ended,
+    logs_told,
     private_folder,
     protect_local_cluster,
     watched,
@@ -143,9 +145,10 @@ def _start_told() -> Iterator[None]:
     except Exception as error:
         if type(error) is not Exception:  # what Ray raises then has no class of its own
             raise
+        seen = [told for told in (settings_to_suspect(os.environ), logs_told()) if told]
         raise ValueError(
             f"Ray did not start on this machine: {str(error).splitlines()[0]} It gives up after half a minute, as it does where the machine is "
-            "busy or short of memory; run the same command again when there is room"
+            f"busy or short of memory; {'; '.join([*seen, 'run the same command again when there is room'])}"
         ) from error
 
 

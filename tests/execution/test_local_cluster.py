@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscout.orchestrator.execution.local_cluster import NUM_KEPT_SESSIONS, private_folder
+from batchscout.orchestrator.execution.local_cluster import NUM_KEPT_SESSIONS, ended, private_folder
 from batchscout.trainers.files import StorageLost
 
 
@@ -42,13 +42,22 @@ def test_the_latest_sessions_are_kept_and_those_of_drivers_that_run(sessions: Pa
     assert private_folder() == sessions
     gone = ended_driver()
     running = session(sessions, 0, os.getpid())
-    ended = [session(sessions, minute, gone) for minute in range(1, NUM_KEPT_SESSIONS + 4)]
-    (sessions / "session_latest").symlink_to(ended[-1])
+    over = [session(sessions, minute, gone) for minute in range(1, NUM_KEPT_SESSIONS + 4)]
+    (sessions / "session_latest").symlink_to(over[-1])
     private_folder()
     assert {path for path in sessions.iterdir() if path.name != "session_latest"} == {
         running,
-        *ended[-NUM_KEPT_SESSIONS:],
+        *over[-NUM_KEPT_SESSIONS:],
     }
+
+
+def test_a_server_that_ends_by_itself_has_left_its_cause_in_logs_that_are_named(sessions: Path) -> None:
+    mine = session(sessions, 1, os.getpid())
+    raylet, killed = (subprocess.Popen(["sh", "-c", command]) for command in ("exit 1", "kill -9 $$"))
+    raylet.wait()
+    killed.wait()
+    assert ended({"raylet": raylet}) == f"Ray's raylet exited with status 1 (Ray's logs are in {mine}/logs)"
+    assert ended({"raylet": killed}) == "Ray's raylet was killed by SIGKILL"
 
 
 def test_a_session_of_a_cluster_whose_first_node_is_another_machine_is_kept_while_its_servers_run(

@@ -69,9 +69,9 @@ def test_a_start_that_ray_gives_up_is_told_with_the_remedy(monkeypatch: pytest.M
         )
 
     monkeypatch.setattr(ray, "init", too_slow)
-    with pytest.raises(
-        ValueError, match=r"^Ray did not start on this machine: The current node timed out.*run the same command again"
-    ):
+    monkeypatch.setenv("RAY_BACKEND_LOG_LEVEL", "debug")
+    told = r"^Ray did not start on this machine: The current node timed out.*RAY_BACKEND_LOG_LEVEL.*run the same command again"
+    with pytest.raises(ValueError, match=told):
         start_ray(parse_study(ON_TEXT, "it"), None, tmp_path)
 
 
