@@ -142,7 +142,7 @@ def obstacles_here(found: Environment, num_ranks: int, *, on_gpu: bool) -> Itera
     """Yield what is in the way of a study that has its Ray and its ranks on this machine. num_ranks: those of one trial."""
     yield from _limits(found.most)
     if num_ranks > 1:
-        yield from _interfaces(found, on_gpu=on_gpu)
+        yield from obstacles_between_ranks(found, on_gpu=on_gpu)
 
 
 def _limits(most: Limits) -> Iterator[Obstacle]:
@@ -169,7 +169,7 @@ def _is_error_everywhere(option: str) -> bool:
     return action != "" and "error".startswith(action) and not message and not module
 
 
-def _interfaces(found: Environment, *, on_gpu: bool) -> Iterator[Obstacle]:
+def obstacles_between_ranks(found: Environment, *, on_gpu: bool) -> Iterator[Obstacle]:
     """Yield what is wrong with the network interface that the ranks are told to use. gloo wants every name to be there, NCCL one that begins
     with a name; to NCCL `=` says that a name is whole, and `^` that it uses all others."""
     variable = "NCCL_SOCKET_IFNAME" if on_gpu else "GLOO_SOCKET_IFNAME"
@@ -183,7 +183,7 @@ def _interfaces(found: Environment, *, on_gpu: bool) -> Iterator[Obstacle]:
     ]
     if missing == names if on_gpu else missing:
         yield Obstacle(
-            f"{variable} is {value}, and this machine has no network interface {' or '.join(missing)}, by which the ranks could reach each "
+            f"{variable} is {value}, and {socket.gethostname()} has no network interface {' or '.join(missing)}, by which the ranks could reach each "
             f"other; it has {', '.join(found.interfaces)}",
             f"unset {variable}, or name one that is there",
         )

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ NOBODYS = 54_321
 """The number of a user whom no machine has."""
 
 
-def typed(*words: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+def typed(*words: str, having: Mapping[str, str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), **having}
     return subprocess.run([sys.executable, *words], env=settings, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
@@ -39,7 +40,7 @@ BREAKS_RAY = {"RAY_TRAIN_V2_ENABLED": "0", "PYTHONOPTIMIZE": "2", "PYTHONWARNING
 
 @for_every(name=BREAKS_RAY)
 def test_a_setting_that_breaks_ray_is_named_in_a_line_before_ray_is_imported(name: str) -> None:
-    done = typed("-m", "batchscout", "run", QUICKSTART, **{name: BREAKS_RAY[name]})
+    done = typed("-m", "batchscout", "run", QUICKSTART, having={name: BREAKS_RAY[name]})
     (said,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert name in said.partition(";")[0]
@@ -50,7 +51,7 @@ def test_a_setting_that_breaks_ray_is_named_in_a_line_before_ray_is_imported(nam
     words=[("-m", "batchscout", "plan"), ("-m", "batchscout", "trial"), ("-c", "import batchscout; batchscout.find()")]
 )
 def test_so_it_is_by_all_that_import_ray(words: tuple[str, ...]) -> None:
-    done = typed(*words, QUICKSTART, RAY_TRAIN_V2_ENABLED="0")
+    done = typed(*words, QUICKSTART, having={"RAY_TRAIN_V2_ENABLED": "0"})
     assert "RAY_TRAIN_V2_ENABLED is '0'" in done.stderr.splitlines()[-1]
 
 
@@ -131,7 +132,13 @@ LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "1
 @pytest.mark.slow
 def test_a_trainer_waits_for_no_ranks_of_a_launcher_that_is_gone() -> None:
     done = typed(
-        "-m", "batchscout", "plan", "study.yaml", "--no-memory", cwd=ROOT / "examples/transformers_trainer", **LAUNCHED
+        "-m",
+        "batchscout",
+        "plan",
+        "study.yaml",
+        "--no-memory",
+        cwd=ROOT / "examples/transformers_trainer",
+        having=LAUNCHED,
     )
     assert done.returncode == 0, done.stderr
     assert f"not used are {', '.join(sorted(LAUNCHED))}," in done.stderr.splitlines()[0]

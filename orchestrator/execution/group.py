@@ -14,6 +14,8 @@ from typing import Any
 import ray
 from ray import train
 
+from batchscout.orchestrator.environment import observed_environment, obstacles_between_ranks, refuse
+
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits in a collective for the others, one of which may compile or write a checkpoint."""
 
@@ -57,6 +59,8 @@ def join(backend: str, address: str, port: int) -> None:
     import torch.distributed as dist
 
     context = train.get_context()
+    if context.get_world_size() > 1:  # of a cluster's nodes only their own processes can tell
+        refuse(obstacles_between_ranks(observed_environment(), on_gpu=backend == "nccl"))
     os.environ |= {
         "RANK": str(context.get_world_rank()),
         "WORLD_SIZE": str(context.get_world_size()),

@@ -30,7 +30,7 @@ from batchscout.orchestrator.execution.group import serve
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.execution.ray_private.cluster import ON_THE_HEAD, free_placement_groups
 from batchscout.orchestrator.execution.ray_private.environment import LANE_ENVIRONMENT
-from batchscout.orchestrator.execution.ray_private.errors import LOW_MEMORY, NO_ROOM
+from batchscout.orchestrator.execution.ray_private.errors import LOW_MEMORY, NO_ROOM, told_by
 from batchscout.orchestrator.execution.ray_private.train import LaneTrainer, end_train_runs
 from batchscout.orchestrator.study.messages import Device, FirstLane
 from batchscout.orchestrator.study.storage.marker import RunMarker
@@ -193,7 +193,7 @@ class _LaneKeeper:
         try:
             self._trainer(attempt).fit()
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            return told_by(error)
         return None
 
     def _is_another_wanted(self, loss: str | None) -> bool:

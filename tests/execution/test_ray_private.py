@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray import cloudpickle
-from ray.train import ScalingConfig
+from ray.train import ControllerError, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+from batchscout.orchestrator.execution.ray_private.errors import told_by
 from batchscout.orchestrator.execution.ray_private.train import LaneTrainer
 
 ORCHESTRATOR = Path(__file__).parents[2] / "orchestrator"
@@ -160,3 +162,23 @@ def test_no_thread_of_rays_dies_with_a_traceback_where_a_study_is_stopped_while_
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_a_rank_raised_before_it_served_is_told_and_not_rays_traceback_of_it() -> None:
+    @ray.remote(num_cpus=0)
+    def join() -> None:
+        raise RuntimeError("Unable to find address for: ib0")
+
+    @ray.remote(num_cpus=0)
+    def run() -> None:
+        try:
+            ray.get(join.remote())
+        except RuntimeError as error:
+            raise ControllerError(error) from None
+
+    with pytest.raises(ControllerError) as lost:
+        ray.get(run.remote())
+    assert told_by(lost.value) == "RuntimeError: Unable to find address for: ib0"
+    assert told_by(ValueError("as it is")) == "ValueError: as it is"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ray
 from ray._private.state import state
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, RayTaskError
+from ray.train import ControllerError
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
 LOW_MEMORY = "running low on memory"
@@ -35,6 +36,13 @@ def raylet_of_unavailable(error: Exception) -> tuple[str, int] | None:
     node_id = state.actor_table(failure.actor_id)["Address"]["NodeID"]
     there = next((node for node in ray.nodes() if node["NodeID"] == node_id), None)
     return None if there is None else (there["NodeManagerAddress"], there["NodeManagerPort"])
+
+
+def told_by(lost: Exception) -> str:
+    """Return what a Train run was lost with: where a rank raised it before it served, that alone, which Ray puts last in a traceback."""
+    failure = lost.controller_failure if isinstance(lost, ControllerError) else lost
+    error = failure.cause if isinstance(failure, RayTaskError) else lost
+    return f"{type(error).__name__}: {error}"
 
 
 def cause_of(error: Exception) -> str:
