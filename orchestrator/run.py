@@ -48,9 +48,9 @@ from batchscout.orchestrator.execution.nodes.shared_storage import shared_marker
 from batchscout.orchestrator.execution.session import (
     lane_environment,
     ray_cluster,
+    reachable_address,
     refuse_cpus_in_place_of_gpus,
     refuse_too_many_nodes,
-    refuse_unreachable_address,
     wait_for_nodes,
 )
 from batchscout.orchestrator.execution.tune import run_stage
@@ -174,7 +174,7 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
                 _say_before(again)
         try:
             if address is not None:
-                refuse_unreachable_address(address)
+                address = reachable_address(address)
             with (
                 Progress(config, journal.study, wishes.quiet) as progress,
                 told_if_storage_hangs(journal, progress.say),

@@ -30,11 +30,13 @@ from batchscout.orchestrator.execution.nodes.autoscaler import Autoscaler, MaySt
 from batchscout.orchestrator.execution.nodes.node_kinds import Choice
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.execution.ray_private.connection import (
-    SECONDS_TO_ANSWER,
+    SECONDS_TO_CONNECT,
+    address_of_auto,
+    answer_at,
     files_in,
     loopback_only,
+    other_versions_at,
     raylet_socket,
-    refuses_us,
     servers,
     shut_down,
     sigterm_left_alone,
@@ -100,7 +102,7 @@ def _watched_while_it_connects(
     address: str | None, lost: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[object]:
     """Ray waits for minutes for a gcs that was there a moment before."""
-    if address is None or _host_and_port(address) is None:
+    if address is None:
         return contextlib.nullcontext()
     return watched(Gcs(address).loss, lost)
 
@@ -155,17 +157,12 @@ def _start_told() -> Iterator[None]:
 def _connect(address: str, environment: dict[str, Any], options: dict[str, Any]) -> None:
     try:
         ray.init(address, runtime_env=environment | {"env_vars": RANK_ENVIRONMENT}, **options)
-    except ConnectionError as error:
+    except (ConnectionError, RuntimeError) as error:
+        said = " ".join(str(error).split())
         raise ValueError(
-            f"no Ray cluster answers at --address {address}: {str(error).splitlines()[0]}; {_remedy(address)}, or leave --address out to use "
-            "this machine alone"
+            f"the Ray cluster at {address} cannot be used from here: {said}; run on a node of the cluster with --address auto, or leave --address "
+            "out to use this machine alone"
         ) from error
-
-
-def _remedy(address: str) -> str:
-    if address == "auto":
-        return "start Ray on this node (ray up CLUSTER.yaml, where the cluster was started from, or ray start)"
-    return "check the address, or run on a node of the cluster with --address auto"
 
 
 @contextlib.contextmanager
@@ -276,27 +273,63 @@ def _lacking(num_nodes: int) -> str:
 
 
 def _host_and_port(address: str) -> tuple[str, int] | None:
-    """Return these two; None for `auto`, and for a form that Ray resolves itself."""
+    """Return these two; None for another form."""
     host, colon, port = address.rpartition(":")
-    return (host, int(port)) if colon and "/" not in host and port.isdigit() else None
+    return (host.strip("[]"), int(port)) if colon and "/" not in host and port.isdigit() else None
 
 
-def refuse_unreachable_address(address: str) -> None:
-    """Raise ValueError where nothing listens at host:port, or whoever does wants a token: Ray itself would try for
-    minutes."""
+def reachable_address(typed: str) -> str:
+    """Return host:port of the cluster that --address names. Raises ValueError where nothing listens there, no Ray, one that wants a token, or
+    one of another version: Ray itself would try for minutes."""
+    address, named = _named_address(typed)
     where = _host_and_port(address)
     if where is None:
-        return
-    try:
-        socket.create_connection(where, timeout=SECONDS_TO_ANSWER).close()
-    except OSError as error:
         raise ValueError(
-            f"nothing answers at --address {address} ({error}); check the address and port (6379 is Ray's default), or run "
-            "on a node of the cluster with --address auto"
-        ) from error
-    if refuses_us(address):
-        raise ValueError(
-            f"the Ray cluster at --address {address} demands a token, and this process has none or another one; copy "
-            "~/.ray/auth_token from a node of the cluster and set RAY_AUTH_MODE=token, or run on a node of the cluster with "
-            "--address auto"
+            f"{named} is not of the form host:port; give the head's address (6379 is Ray's default port), run on a node of the cluster with "
+            "--address auto, or leave --address out to use this machine alone"
         )
+    try:
+        socket.create_connection(where, timeout=SECONDS_TO_CONNECT).close()
+    except OSError as error:
+        raise ValueError(f"nothing answers at {named} ({error}); {_remedy(typed)}") from error
+    match answer_at(address):
+        case "no Ray":
+            raise ValueError(
+                f"what answers at {named} is no Ray cluster (8265 is the port of its dashboard); {_remedy(typed)}"
+            )
+        case "Ray that wants a token":
+            raise ValueError(
+                f"the Ray cluster at {named} demands a token, and this process has none or another one; copy "
+                "~/.ray/auth_token from a node of the cluster and set RAY_AUTH_MODE=token, or run on a node of the cluster with "
+                "--address auto"
+            )
+        case "Ray":
+            if (versions := other_versions_at(address)) is not None:
+                theirs, ours = versions
+                raise ValueError(
+                    f"the Ray cluster at {named} is {theirs}, and this process {ours}, which must be the same; run in an environment that has "
+                    f"both as the cluster (pip install ray=={theirs.ray}), or start the cluster from this one"
+                )
+    return address
+
+
+def _named_address(typed: str) -> tuple[str, str]:
+    """Return what --address stands for, and how it is named."""
+    if typed != "auto":
+        return typed, f"--address {typed}"
+    if variable := os.environ.get("RAY_ADDRESS"):
+        return variable, f"RAY_ADDRESS, {variable}, which --address auto takes"
+    try:
+        found = address_of_auto()
+    except ConnectionError as error:
+        raise ValueError(f"there is no Ray cluster on this node for --address auto; {_remedy(typed)}") from error
+    return found, f"{found}, where the latest cluster of this node was (--address auto)"
+
+
+def _remedy(typed: str) -> str:
+    if typed == "auto":
+        here = "start Ray on this node (ray up CLUSTER.yaml, where the cluster was started from, or ray start)"
+        return f"{here}, or leave --address out to use this machine alone" + (
+            "; or unset RAY_ADDRESS" if "RAY_ADDRESS" in os.environ else ""
+        )
+    return "check the address and port (6379 is Ray's default), or run on a node of the cluster with --address auto"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from batchscout.orchestrator.execution import code_shipping, local_cluster, session
+from batchscout.orchestrator.execution import code_shipping, local_cluster
 from tests.support.cluster_file import cluster_yaml, local_variant
 from tests.support.processes import HANGS_AFTER_SECONDS
 
@@ -181,19 +181,6 @@ def test_the_remedy_for_a_hidden_package_can_be_pasted(tmp_path: Path, monkeypat
     said = str(refused.value)
     assert shlex.split(said)[0] == str(here / "batchscout")
     assert shlex.split(said.split("`")[1]) == ["pip", "install", "-e", str(here)]
-
-
-@pytest.mark.slow
-def test_an_address_at_which_nothing_listens_is_refused_at_once() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else answers there either
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ValueError, match=f"nothing answers at --address {address} .*; check the address and port"):
-            session.refuse_unreachable_address(address)
-        taken.listen()
-        session.refuse_unreachable_address(address)
-    for left_to_ray in ("auto", "ray://head:10001"):
-        session.refuse_unreachable_address(left_to_ray)
 
 
 def test_data_paths_are_the_existing_absolute_ones(here: Path) -> None:

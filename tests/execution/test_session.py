@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,9 +20,11 @@ from batchscout.orchestrator.execution.nodes.autoscaler import MayStart, NoAutos
 from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node, chosen_nodes
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.execution.nodes.room import at_most
+from batchscout.orchestrator.execution.ray_private.connection import SECONDS_TO_CONNECT
 from batchscout.orchestrator.execution.session import (
     allocator_environment,
     lane_environment,
+    reachable_address,
     refuse_cpus_in_place_of_gpus,
     refuse_too_many_nodes,
     start_ray,
@@ -109,20 +116,74 @@ def test_a_study_may_wait_for_as_many_nodes_as_are_there_or_as_nobody_knows_of()
     refuse_too_many_nodes(NoAutoscaler(), all_there, 5, 6)
 
 
-@pytest.mark.parametrize(
-    ("address", "remedy"),
-    [("auto", "start Ray on this node (ray up CLUSTER.yaml,"), ("10.0.0.1:6379", "check the address, or run on")],
-)
-def test_a_cluster_that_does_not_answer_is_told_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, remedy: str
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port at which nothing listens, and nobody else can either."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.mark.parametrize("by", ["--address", "RAY_ADDRESS"])
+def test_an_address_at_which_nothing_listens_is_refused_at_once(
+    by: str, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_there(*_: object, **__: object) -> NoReturn:
+    """Ray tries for ten minutes, and prints a line each time."""
+    typed = f"127.0.0.1:{port}"
+    if by == "RAY_ADDRESS":
+        monkeypatch.setenv("RAY_ADDRESS", typed)
+        typed = "auto"
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=rf"nothing answers at {by}.? 127.0.0.1:{port}.*refused.*; ") as refused:
+        reachable_address(typed)
+    assert time.monotonic() - began < SECONDS_TO_CONNECT
+    assert ("unset RAY_ADDRESS" in str(refused.value)) == (by == "RAY_ADDRESS")
+
+
+def test_so_is_one_at_which_something_else_listens() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            with pytest.raises(ValueError, match=r"what answers at --address 127.0.0.1:\d+ is no Ray cluster"):
+                reachable_address(f"127.0.0.1:{server.server_port}")
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("typed", ["ray://head:10001", "head", "local"])
+def test_an_address_of_another_form_is_told_which_one_is_wanted(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=f"--address {typed} is not of the form host:port; give"):
+        reachable_address(typed)
+    monkeypatch.setenv("RAY_ADDRESS", typed)
+    with pytest.raises(
+        ValueError, match=f"RAY_ADDRESS, {typed}, which --address auto takes is not of the form host:port"
+    ):
+        reachable_address("auto")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_cluster_of_another_ray_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = ray.get_runtime_context().gcs_address
+    assert reachable_address(address) == address
+    theirs = ray.__version__
+    monkeypatch.setattr(ray, "__version__", "2.1.0")
+    with pytest.raises(
+        ValueError, match=rf"is Ray {theirs} with Python .*, and this process Ray 2.1.0 .*ray=={theirs}"
+    ):
+        reachable_address(address)
+
+
+def test_what_ray_says_of_a_cluster_that_it_does_not_join_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def none_of_it(*_: object, **__: object) -> NoReturn:
         raise ConnectionError("Could not find any running Ray instance.")
 
-    monkeypatch.setattr(ray, "init", none_there)
-    said = f"no Ray cluster answers at --address {address}: Could not find any running Ray instance.; {remedy}"
+    monkeypatch.setattr(ray, "init", none_of_it)
+    said = "at 10.0.0.1:6379 cannot be used from here: Could not find any running Ray instance.; run on a node of the cluster"
     with pytest.raises(ValueError, match=re.escape(said)):
-        start_ray(parse_study(ON_TEXT, "it"), address, tmp_path)
+        start_ray(parse_study(ON_TEXT, "it"), "10.0.0.1:6379", tmp_path)
 
 
 # Where CPUs would stand in for GPUs

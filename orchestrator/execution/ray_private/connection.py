@@ -5,38 +5,72 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import grpc
 import ray
 import ray._private.utils as ray_utils
 import ray._private.worker as ray_worker
-from ray._private import ray_constants
+from ray._common.usage import usage_lib
+from ray._private import ray_constants, services
 from ray._private.grpc_utils import init_grpc_channel
 from ray._private.state import state
+from ray._raylet import GcsClient
 from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import AuthenticationError
 
 from batchscout.orchestrator import signals
 
-SECONDS_TO_ANSWER = 5
-"""How long --address has to accept a connection, and to answer."""
+SECONDS_TO_CONNECT, SECONDS_TO_ANSWER = 5, 15
+"""How long --address has to accept a connection, and to answer: a cluster may be busy."""
 
 
-def refuses_us(address: str) -> bool:
-    """True if the cluster at host:port does not accept the token that this process has, or that it has none.
+@dataclass(frozen=True)
+class Versions:
+    ray: str
+    python: str
 
-    ray.init asks again for 20 s, prints a line each time, and then says that it found no cluster.
+    def __str__(self) -> str:
+        return f"Ray {self.ray} with Python {self.python}"
+
+
+def address_of_auto() -> str:
+    """Return host:port of the cluster that Ray takes for `auto`: what RAY_ADDRESS names, or what runs or ran last on this node. Raises
+    ConnectionError where there is none, and ValueError where RAY_ADDRESS is nothing of the kind."""
+    found = services.canonicalize_bootstrap_address("auto")
+    if found is None:
+        raise ValueError("RAY_ADDRESS is local, which names no cluster")
+    return found
+
+
+def answer_at(address: str) -> Literal["Ray", "Ray that wants a token", "no Ray"]:
+    """Return who answers at host:port.
+
+    ray.init asks again for 20 s to minutes, prints a line each time, and then says that it found no cluster.
     """
     try:
         with contextlib.closing(init_grpc_channel(address)) as channel:
             NodeInfoGcsServiceStub(channel).GetClusterId(GetClusterIdRequest(), timeout=SECONDS_TO_ANSWER)
     except AuthenticationError:  # a token is to be shown, and there is none
-        return True
+        return "Ray that wants a token"
     except grpc.RpcError as error:
-        return isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAUTHENTICATED
-    return False
+        wants_token = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAUTHENTICATED
+        return "Ray that wants a token" if wants_token else "no Ray"
+    return "Ray"
+
+
+def other_versions_at(address: str) -> tuple[Versions, Versions] | None:
+    """Return the versions of the cluster and of this process where Ray would join the two by no means; None where it would."""
+    told = usage_lib.get_cluster_metadata(GcsClient(address=address))
+    try:
+        ray_utils.check_version_info(told, "this process")
+    except RuntimeError:
+        ours, python = ray_utils.compute_version_info()
+        return Versions(told["ray_version"], told["python_version"]), Versions(ours, python)
+    return None
 
 
 def sigterm_left_alone() -> contextlib.AbstractContextManager[None]:
