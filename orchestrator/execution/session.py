@@ -40,6 +40,7 @@ from batchscout.orchestrator.execution.ray_private.connection import (
     servers,
     shut_down,
     sigterm_left_alone,
+    uploading_nothing,
     without_its_errors,
 )
 from batchscout.orchestrator.execution.ray_private.environment import DRIVER_ENVIRONMENT, RANK_ENVIRONMENT
@@ -133,6 +134,7 @@ def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any]) -
     with (
         environment_with(LOOPBACK_ENVIRONMENT | worker_environment()),
         loopback_only(),
+        uploading_nothing(),
         without_its_errors(),
         _start_told(),
     ):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +39,7 @@ from batchscout.orchestrator.study.messages import Device
 from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT
 from tests.support.studies import ON_TEXT
 
+ROOT = Path(__file__).parents[2]
 ON_CPU = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=2, use_gpu=False)
 ON_GPU = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=6, use_gpu=True)
 HONEST_MEMORY = {**MALLOC_ENVIRONMENT, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -184,6 +190,30 @@ def test_what_ray_says_of_a_cluster_that_it_does_not_join_is_told_with_what_to_d
     said = "at 10.0.0.1:6379 cannot be used from here: Could not find any running Ray instance.; run on a node of the cluster"
     with pytest.raises(ValueError, match=re.escape(said)):
         start_ray(parse_study(ON_TEXT, "it"), "10.0.0.1:6379", tmp_path)
+
+
+STARTS_RAY = """
+import pathlib, sys, ray
+from batchscout.orchestrator.execution.session import start_ray
+from batchscout.orchestrator.config.load import parse_study
+from tests.support.studies import ON_TEXT
+start_ray(parse_study(ON_TEXT, "it"), None, pathlib.Path("run"), num_cpus=1)
+print(ray.get(ray.remote(lambda: sys.executable).remote()) == sys.executable, ray.get_runtime_context().runtime_env)
+"""
+
+
+@pytest.mark.ray
+def test_a_local_study_uploads_nothing_whatever_has_started_it(tmp_path: Path) -> None:
+    """As `uv run` does: its name and its first word are what Ray looks for among the processes above."""
+    (tmp_path / "pyproject.toml").write_text("")
+    (folder := tmp_path / "below").mkdir()
+    (uv := folder / "uv").symlink_to("/bin/sh")
+    (folder / "starts.py").write_text(STARTS_RAY)
+    (folder / "run").write_text(f"{shlex.quote(sys.executable)} starts.py; exit $?")
+    of_a_job = {"runtime_env": {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}, "metadata": {}}
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(of_a_job)}
+    done = subprocess.run([str(uv), "run"], cwd=folder, env=settings, capture_output=True, text=True, timeout=200)
+    assert done.stdout.splitlines()[-1:] == ["True {}"], done.stderr
 
 
 # Where CPUs would stand in for GPUs

@@ -132,6 +132,15 @@ def raylet_socket() -> str:
     return node.raylet_socket_name
 
 
+def uploading_nothing() -> contextlib.AbstractContextManager[None]:
+    """Have ray.init start a local cluster without a runtime environment: its workers have this machine's files and this process's Python.
+
+    Under `uv run`, in a job of another cluster, or with RAY_RUNTIME_ENV_HOOK, Ray would zip the current directory, refuse a large one or one
+    without pyproject.toml, and start every worker through uv.
+    """
+    return _replaced(ray_worker, "_maybe_modify_runtime_env", lambda environment, skips_hook: {})
+
+
 def without_its_errors() -> contextlib.AbstractContextManager[None]:
     """Have ray.init print no errors of the local cluster that it starts: of a raylet that has died, twenty lines of its log. The
     study says itself what has died of what.
