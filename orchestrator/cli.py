@@ -4,6 +4,7 @@ neither torch nor ray."""
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from batchscout.orchestrator.signals import (
 from batchscout.orchestrator.study.storage.place import RunPlace, run_place_of
 from batchscout.orchestrator.terminal import (
     draw_no_bars_in_a_log,
+    open_closed_streams,
     printable,
     show_exception,
     spell_out_what_cannot_be_printed,
@@ -38,6 +40,7 @@ EXPORTS = ("script", "torch", "hf", "accelerate", "lightning", "trl", "axolotl",
 
 def program() -> NoReturn:
     """Be the program `batchscout`, and end the process."""
+    open_closed_streams()
     all_are_ctrl_c_until_the_end()
     spell_out_what_cannot_be_printed()
     draw_no_bars_in_a_log()
@@ -56,6 +59,7 @@ def _exit_code(argv: list[str] | None) -> int:
     arguments = _parser().parse_args(argv)
     sys.excepthook = show_exception
     try:
+        _refuse_lost_directory()
         return arguments.verb(arguments)
     except SystemExit as error:  # no verb ends so by itself: the user's code would end the program without a word
         said = f"batchscout: the study's own code {exit_text(error)}; mend what it gave up for, here:"
@@ -74,6 +78,14 @@ def _exit_code(argv: list[str] | None) -> int:
     except KeyboardInterrupt:
         print("batchscout: stopped; nothing is lost, and the same command goes on from here", file=sys.stderr)
         return 130
+
+
+def _refuse_lost_directory() -> None:
+    """Raise ValueError where this process is in a directory that is gone: every path is looked for from there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ValueError(f"the current directory is gone ({error.strerror}); cd to one that is there") from error
 
 
 def _parser() -> argparse.ArgumentParser:

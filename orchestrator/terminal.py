@@ -29,6 +29,19 @@ def _spelled_out(character: str) -> str:
     return character if harmless else ascii(character)[1:-1]
 
 
+def open_closed_streams() -> None:
+    """Let what is printed go nowhere where a shell has closed stdout or stderr (`>&-`). Python has None in place of such a stream, and the next
+    file that is opened gets its number: whatever a library prints to that would be written into the journal."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            assert nowhere == number
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115 - until the end
+
+
 def spell_out_what_cannot_be_printed() -> None:
     """Have a terminal or log whose encoding lacks a letter get its number: the error would hide how a study ended."""
     for stream in (sys.stdout, sys.stderr):

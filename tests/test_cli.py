@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.study.events import Concluded
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.trainers.lines import line_of
+from tests.support.every import for_every
 from tests.support.lane_player import Player, director_of, know
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accidents, run_at
@@ -507,6 +510,27 @@ def test_trial_leaves_the_studys_own_directory_to_run(home: Path, capsys: pytest
     code, _, err = call(capsys, "run", "tiny.yaml", "--set", "loss=nowhere:loss")
     assert code == 2
     assert "no module named 'nowhere'" in err
+
+
+@for_every(closed=[">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_changes_no_exit_code_and_no_file_gets_its_number(closed: str, run_dir: Path) -> None:
+    """What a library prints would be written into that file."""
+    opens = (
+        "import os; from batchscout.orchestrator.terminal import *; open_closed_streams(); exit(os.open('/', 0) < 3)"
+    )
+    for words in (["-m", "batchscout", "report", str(run_dir)], ["-c", opens]):
+        command = ["bash", "-c", f"exec {shlex.join([sys.executable, *words])} {closed}"]
+        assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60).returncode == 0
+
+
+@for_every(verb=["status", "plan", "run", "doctor"])
+def test_a_directory_that_is_gone_is_named_by_every_verb(verb: str) -> None:
+    with tempfile.TemporaryDirectory() as here:
+        words = shlex.join([sys.executable, "-m", "batchscout", verb, *([] if verb == "doctor" else ["study.yaml"])])
+        command = ["bash", "-c", f"cd {here} && rmdir {here} && {words}; code=$?; mkdir {here}; exit $code"]
+        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    said = "batchscout: the current directory is gone (No such file or directory); cd to one that is there\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_terminal_that_lacks_a_letter_hides_no_result(run_dir: Path, tmp_path: Path) -> None:
