@@ -30,6 +30,17 @@ class Vanished(Halted):
     this process's to write any more."""
 
 
+def _without_a_directory() -> Halted | None:
+    """Return that this process's current directory is gone, if it is."""
+    try:
+        os.getcwd()
+    except OSError:
+        return Halted(
+            "the directory that the study was started in was removed while it ran, and its code and relative paths are looked for there"
+        )
+    return None
+
+
 def _taken_away(path: Path) -> Vanished:
     file, directory = quoted(path), quoted(path.parent)
     return Vanished(
@@ -129,7 +140,7 @@ class Journal:
             if not leads_to(self.path, self._file):
                 return _taken_away(self.path)
             loss = self._lock.loss()
-            return Vanished(loss) if loss else None
+            return Vanished(loss) if loss else _without_a_directory()
         except StorageLost as error:
             return Halted(str(error))
         except OSError as error:

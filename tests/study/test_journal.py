@@ -447,6 +447,21 @@ def test_a_journal_that_is_taken_away_halts_its_writer(tmp_path: Path, take_away
         assert list(journal.study.ready) == ["a"]
 
 
+def test_a_process_whose_directory_is_removed_halts_and_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks would fail in it, one trial after the other."""
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    with Journal(tmp_path / "journal.jsonl", "s") as journal:
+        journal.append(ready("a"))
+        here.rmdir()
+        with pytest.raises(Halted, match="the directory that the study was started in was removed while it ran"):
+            journal.append(ready("b"))
+        assert not journal.has_vanished(), "what is known is still written there"
+    assert list(replay(tmp_path / "journal.jsonl", "s").ready) == ["a"]
+
+
 @pytest.mark.first
 @pytest.mark.slow
 def test_a_disk_that_is_full_halts_the_writer_for_good_and_tears_nothing(tmp_path: Path) -> None:
