@@ -17,7 +17,7 @@ from ray._common.usage import usage_lib
 from ray._private import ray_constants, services
 from ray._private.grpc_utils import init_grpc_channel
 from ray._private.state import state
-from ray._raylet import GcsClient
+from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated.gcs_service_pb2 import GetClusterIdRequest  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import AuthenticationError
