@@ -45,6 +45,8 @@ class NoticeKind(StrEnum):
     """Trials were measured with other code or data than later ones, and the user keeps them."""
     UNSTEADY_DATA = "unsteady_data"
     """Data are others every time that they are loaded."""
+    LANE_DIED = "lane_died"
+    """Processes of a lane died, and were replaced: what they ran has run again."""
     LANE_GIVEN_UP = "lane_given_up"
     """A lane runs no trials: its processes ended again and again, have another kind of device, or do not see the run directory."""
 

@@ -23,6 +23,7 @@ from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
 from batchscout.orchestrator.units import ending_text
 from batchscout.trainers.files import quoted
+from batchscout.trainers.notices import Notice, NoticeKind
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -50,7 +51,7 @@ class LaneState(Enum):
     RUNNING = "running"
     """Its processes run a trial; at a rung or an evaluation that trial waits for its answer."""
     LEAVING = "leaving"
-    """Its processes were told to end: a trial that they run is to save and to stop, and no other begins there."""
+    """Its processes were told to end, or are to as their trial hangs: one that they run is to save and to stop, and no other begins there."""
     GIVEN_UP = "given up"
     """Its processes ended again and again before they asked for a trial."""
     RELEASED = "released"
@@ -79,10 +80,17 @@ class _Death:
     blame: Blame = "trial"
     exit_codes: tuple[int, ...] = ()
     """How those ended that were lost, as far as the kernel tells."""
+    processes: str = "processes"
+    """Which ones, in words."""
 
     def may_be_for_want_of_memory(self) -> bool:
         """True unless it is known that the kernel did not kill a process: it does that with SIGKILL."""
         return not self.exit_codes or -signal.SIGKILL in self.exit_codes
+
+    def survived(self, what_then: str) -> Notice:
+        """Return what is told of it where no trial ends of it."""
+        cause = "the host ran out of memory and ended one" if self.blame == "memory" else self.cause
+        return Notice(NoticeKind.LANE_DIED, f"its lane's {self.processes} died: {cause}; {what_then}")
 
 
 class _Process:
@@ -188,6 +196,8 @@ class _Lane:
         self._former_groups: set[str] = set()
         self._turn, self._taken = 0, None
         self._death = _Death()
+        self._untold: list[Notice] = []
+        """Of deaths while it had no trial: the next one that it has tells of them."""
         self._deaths_since_take = self._lost_runs_since_take = 0
 
     def come_up(self, rank: int, host: Host, placement: PlacementGroup | None) -> None:
@@ -226,6 +236,8 @@ class _Lane:
         self.state, self.trial = LaneState.RUNNING, trial
         trial.lane = self.held() if 0 in self.processes else None
         trial.hear()
+        while self._untold:
+            trial.deliver(Message(notice=self._untold.pop(0)))
 
     def held(self) -> HeldLane:
         """Return what a trial is told by that has it: its rank 0, at least, has introduced itself."""
@@ -294,13 +306,23 @@ class _Lane:
         told = blame == "trial" and self.state is LaneState.LEAVING
         cause = "; ".join(filter(None, (self._ending(rank, code) for rank, code in endings.items()))) or cause
         codes = tuple(code for code in endings.values() if code is not None)
-        self._death = _Death(cause, "machine" if told else blame, codes)
+        numbers = [str(process.host.process_id) for _, process in sorted(self.processes.items())]
+        processes = f"{'process' if len(numbers) == 1 else 'processes'} {', '.join(numbers)}".strip()
+        self._death = _Death(cause, "machine" if told else blame, codes, processes)
         self.lose_processes()
         return cause
 
+    def note_death_without_trial(self) -> None:
+        """Have it told that processes died which ran nothing, and were not to end."""
+        if self.trial is None and self._death.blame != "machine":
+            self._untold.append(
+                self._death.survived("that was between two trials, and this one began in fresh processes")
+            )
+
     def _ending(self, rank: int, code: int | None) -> str:
         """Return how the process of a rank ended, with the stack that it may have left behind; empty if nobody knows."""
-        stack = crash_log(self.trial.assignment.directory, rank) if self.trial else None
+        number = self.processes[rank].host.process_id
+        stack = crash_log(self.trial.assignment.directory, rank, number) if self.trial else None
         where = f" (its stack is in {quoted(stack)})" if stack and stack.exists() and stack.stat().st_size else ""
         if code is None:
             return f"rank {rank} crashed{where}" if where else ""
@@ -458,6 +480,7 @@ class Dispatcher:
         if asked.trial is None or not self._end_if_silent(asked.trial):
             return "go on"
         asked.let_go()
+        asked.leave()
         self._tell()
         return "hung"
 
@@ -469,6 +492,8 @@ class Dispatcher:
         dead = self._lanes[lane]
         cause = dead.die(cause, blame, await dead.endings(lost_ranks))
         num_deaths = dead.count_death()
+        if lost_ranks:  # the others have ended by themselves, since their lane wants fresh ones
+            dead.note_death_without_trial()
         if num_deaths > 1 or (blame == "machine" and dead.has_lost_all(lost_ranks)):
             self._deal_with_death(dead)  # no process has its trial any more, and another lane may have it now
         self._give_up_after(num_deaths, dead, cause)
@@ -599,6 +624,7 @@ class Dispatcher:
         deaths = trial.assignment.lane_deaths + 1
         if death.blame != "machine" and deaths < MAX_LANE_DEATHS:
             trial.assignment = replace(trial.assignment, lane_deaths=deaths)
+            trial.deliver(Message(notice=death.survived("it runs again in fresh processes, from its last checkpoint")))
             self._queue.appendleft(trial)
         else:
             trial.deliver(_last_word(death, deaths))
@@ -644,9 +670,9 @@ class Dispatcher:
         return True
 
 
-def crash_log(directory: str, rank: int) -> Path:
-    """Return where a rank that crashes leaves its stack."""
-    return Path(directory) / f"crash-rank{rank}.log"
+def crash_log(directory: str, rank: int, process_id: int) -> Path:
+    """Return where a rank that crashes leaves its stack: of each process for itself, since the trial may survive the first."""
+    return Path(directory) / f"crash-rank{rank}-{process_id}.log"
 
 
 def _unfit(rank: int, host: Host, measured_on: Device | None) -> str:

@@ -243,7 +243,7 @@ def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, 
     try:
         assignment = _on_this_machine(assignment, config, place.rank)
         reporter = Reporter(place.dispatcher, assignment)
-        with _leaving_its_stack(crash_log(assignment.directory, place.rank)):
+        with _leaving_its_stack(crash_log(assignment.directory, place.rank, os.getpid())):
             answer = train_one(config, reporter, Path(assignment.directory), assignment.token, assignment.known)
         if place.rank == 0 and answer == "stop":
             reporter.publish()  # what it saved in order to stop, of which no report tells

@@ -16,6 +16,7 @@ from batchscout.orchestrator.output.progress import best_so_far, trial_metrics
 from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.output.time_split import time_split
+from batchscout.orchestrator.output.verdict import lane_deaths_text
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
@@ -24,6 +25,7 @@ from batchscout.orchestrator.study.trial import Metrics, Trial, TrialState
 from batchscout.orchestrator.terminal import printable
 from batchscout.orchestrator.units import seconds_text
 from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.notices import NoticeKind
 
 # A disk that fails may damage a file of every trial.
 MOST_NOTICES = 20
@@ -124,13 +126,14 @@ def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
 
 
 def notice_lines(study: Study) -> list[str]:
-    """Return what trials and drivers met and dealt with, a line for each of the first notices, and before them the nodes that are
-    slower than the others."""
+    """Return what trials and drivers met and dealt with, a line for each of the first notices, and before them how often lanes died, and
+    the nodes that are slower than the others."""
     slow = [str(straggler) for straggler in stragglers(study.trials.values()).values()]
-    lines = slow + [
+    lines = [line for line in (lane_deaths_text(study), *slow) if line] + [
         f"{trial_id}: {notice.text}" if trial_id else notice.text
         for trial_id, notices in study.notices.items()
         for notice in notices
+        if notice.kind is not NoticeKind.LANE_DIED
     ]
     left_out = len(lines) - MOST_NOTICES
     return lines if left_out <= 0 else [*lines[:MOST_NOTICES], f"and {left_out} more, in journal.jsonl"]

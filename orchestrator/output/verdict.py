@@ -217,6 +217,8 @@ def _warnings(config: StudyConfig, study: Study, nearest: Trial, trial: TrialCon
     """Return what speaks against the recommendation: speeds that say little, a run that learns its samples by heart, or
     meets few of them often."""
     warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
+    if died := lane_deaths_text(study):
+        warnings.append(died)
     if busy := _busy_stages(study):
         warnings.append(
             f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "
@@ -245,6 +247,23 @@ def _warnings(config: StudyConfig, study: Study, nearest: Trial, trial: TrialCon
             f"{FEW_PASSES} passes as a rule; compare with a sample_budget of at most {FEW_PASSES * num_samples:,}"
         )
     return warnings
+
+
+def lane_deaths_text(study: Study) -> str:
+    """Return how often the processes of lanes died though no trial failed of it, and how the first did; empty where none has."""
+    told = [
+        f"{trial_id}: {notice.text}"
+        for trial_id, notices in study.notices.items()
+        for notice in notices
+        if notice.kind is NoticeKind.LANE_DIED
+    ]
+    if not told:
+        return ""
+    times, first = ("once", "") if len(told) == 1 else (f"{len(told)} times", "The first: ")
+    return (
+        f"processes that ran trials died {times}: each death costs the start of new ones, and a training of your own may end so, "
+        f"too; find the cause. {first}{told[0]}"
+    )
 
 
 def _not_carried(config: StudyConfig, study: Study, winner: Trial) -> str:

@@ -231,8 +231,10 @@ def _is_discarded(path: PurePosixPath, kept: Mapping[str, bool]) -> bool:
 
 
 def logs_of(run_dir: Path, trial_id: str) -> list[Path]:
-    """Return what the ranks of a trial have left of its failure: a traceback, or the stack of a crash."""
-    return sorted(trial_directory(run_dir, trial_id).glob("[ec]r*-rank*.log"))
+    """Return what the ranks of a trial have left of its failure: tracebacks, and after them the stacks of crashes, the first of which it may
+    have survived."""
+    logs = trial_directory(run_dir, trial_id).glob("[ec]r*-rank*.log")
+    return sorted(logs, key=lambda log: (log.name.startswith("crash"), log.name))
 
 
 def put_former_try_by(run_dir: Path, trial: Trial, published: StoredStudy | None = None) -> None:

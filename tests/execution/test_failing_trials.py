@@ -8,7 +8,9 @@ import pytest
 
 from batchscout.orchestrator.run import run_study
 from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import logs_of
 from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.trainers.notices import NoticeKind
 from tests.support.processes import kernel_tells
 from tests.support.studies import grid, tiny_study
 from tests.support.study_runs import Ran, run
@@ -66,13 +68,26 @@ def test_a_trial_goes_on_from_its_checkpoint_after_its_lane_died_once(failures: 
     assert (failures.log.parent / "dies once").read_text() == "x"
 
 
+@pytest.mark.parametrize("size", [DIES_ONCE, CRASHES_TWICE])
+def test_a_death_that_a_trial_survives_is_told_with_its_cause(failures: Ran, size: int) -> None:
+    trial = with_size(failures, size)
+    (notice,) = failures.study.notices[trial.id]
+    assert notice.kind is NoticeKind.LANE_DIED
+    if kernel_tells():
+        assert f"rank 0 was killed by {'SIGKILL' if size == DIES_ONCE else 'SIGSEGV'}" in notice.text
+    stacks = [log for log in logs_of(failures.run_dir, trial.id) if f"(its stack is in {log})" in notice.text]
+    assert len(stacks) == (size == CRASHES_TWICE)
+    assert all('studies.py", line' in log.read_text() for log in stacks)
+
+
 def test_a_trial_under_which_its_lane_died_twice_is_failed_and_names_its_stack(failures: Ran) -> None:
     trial = with_size(failures, CRASHES_TWICE)
     assert trial.state is TrialState.FAILED
-    log = failures.run_dir / "trials" / trial.id / "crash-rank0.log"
+    logs = logs_of(failures.run_dir, trial.id)
     how = "was killed by SIGSEGV" if kernel_tells() else "crashed"
-    assert trial.reason == f"it ended its lane 2 times; last: rank 0 {how} (its stack is in {log})"
-    assert 'studies.py", line' in log.read_text()
+    last = f"it ended its lane 2 times; last: rank 0 {how} (its stack is in "
+    assert trial.reason in [f"{last}{log})" for log in logs]
+    assert all('studies.py", line' in log.read_text() for log in logs)
     assert (failures.log.parent / "crashes twice").read_text() == "xx"
 
 

@@ -21,6 +21,7 @@ from batchscout.orchestrator.execution.dispatcher import MAX_STARTS, Dispatcher
 from batchscout.orchestrator.execution.ray_private.errors import cause_of
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
+from batchscout.trainers.notices import NoticeKind
 from tests.support.processes import HANGS_AFTER_SECONDS
 
 
@@ -48,6 +49,13 @@ async def taken(dispatcher: Dispatcher, lane: str, group: str, turn: int = 1) ->
     following = await dispatcher.take(lane, group, turn)
     assert following is not None
     return following
+
+
+async def told(dispatcher: Dispatcher, key: str = "a") -> Message:
+    """Return the next message that is no notice: of a death that a trial survives it tells in one."""
+    while (message := await dispatcher.next_message(key)).notice is not None:
+        pass
+    return message
 
 
 async def lose(dispatcher: Dispatcher, lane: str, cause: str, blame: Blame = "machine") -> None:
@@ -323,8 +331,12 @@ class TestRunning:
             last = await dispatcher.next_message("a")
             assert last.reason.startswith("it said nothing for 0 s, longer than kill.max")
             await dispatcher.until_freed("lane", "a")
+            await dispatcher.group_died("lane", "rank 0 exited with status 1", "trial", [0])
+            await dispatcher.introduce("lane", Host("a", "", 0))
             await dispatcher.assign(assignment("b"))
             following = await taken(dispatcher, "lane", "next group")
+            await dispatcher.say("b", Message(outcome="complete"))
+            assert (await dispatcher.next_message("b")).notice is None, "nobody is told of an end that was asked for"
             assert (following.trial_id, following.lane_deaths) == ("b", 0)
 
         play(scene())
@@ -487,7 +499,7 @@ class TestDyingUnderATrial:
             await dispatcher.group_died("lane", "rank 0: killed", "trial")
             await dispatcher.assign(assignment("b"))
             assert (await taken(dispatcher, "lane", "third group")).trial_id == "b", "the next trial is served"
-            last = await dispatcher.next_message("a")
+            last = await told(dispatcher)
             assert last.outcome == "failed"
             assert last.reason == "it ended its lane 2 times; last: rank 0: killed"
 
@@ -514,7 +526,7 @@ class TestDyingUnderATrial:
                     await dispatcher.take("lane", f"group {turn}", 1)
             await dispatcher.assign(assignment("next"))
             await dispatcher.take("lane", "last group", 1)
-            return await dispatcher.next_message("a")
+            return await told(dispatcher)
 
         play(scene())
 
@@ -526,7 +538,7 @@ class TestDyingUnderATrial:
                 await dispatcher.assign(assignment("next"))
                 await dispatcher.take("lane", group, 1)
                 await dispatcher.group_died("lane", "rank 0: killed", "memory")
-            ended = await dispatcher.next_message("a")
+            ended = await told(dispatcher)
             assert ended.outcome == "out_of_memory"
             assert "the host ran out of memory and ended its process; lower memory_limit" in ended.reason
 
@@ -537,7 +549,7 @@ class TestDyingUnderATrial:
             dispatcher = Dispatcher(num_lanes=1)
             await running(dispatcher)
             assert await dispatcher.run_lost("lane", "ActorDiedError: the controller", "machine")
-            last = await dispatcher.next_message("a")
+            last = await told(dispatcher)
             assert (last.outcome, last.reason) == ("interrupted", "ActorDiedError: the controller")
             await dispatcher.assign(assignment(key="again"))
             again = await taken(dispatcher, "lane", "next group")
@@ -552,7 +564,7 @@ class TestDyingUnderATrial:
             for group in ("first", "second"):
                 await dispatcher.take("lane", group, 1)
                 assert await dispatcher.run_lost("lane", "ControllerError: killed", "memory")
-            assert (await dispatcher.next_message("a")).outcome == "out_of_memory"
+            assert (await told(dispatcher)).outcome == "out_of_memory"
 
         play(scene())
 
@@ -575,7 +587,52 @@ class TestDyingUnderATrial:
             await dispatcher.group_died("second lane", "rank 0: fresh processes for the next trial", "trial")
             assert (await taken(dispatcher, "second lane", "group")).lane_deaths == 1
             await dispatcher.no_room("second lane")
-            assert (await dispatcher.next_message("a")).reason.endswith("last: its processes died without a message")
+            assert (await told(dispatcher)).reason.endswith("last: its processes died without a message")
+
+        play(scene())
+
+    @pytest.mark.parametrize("blame", ["trial", "memory"])
+    def test_it_tells_of_a_death_that_it_survives(self, blame: Blame) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=1)
+            await dispatcher.introduce("lane", Host("a", "", 0, process_id=4711))
+            await running(dispatcher)
+            await dispatcher.group_died("lane", "rank 0: killed", blame, [0])
+            await dispatcher.introduce("lane", Host("a", "", 0, process_id=4712))
+            await taken(dispatcher, "lane", "second group")
+            notice = (await dispatcher.next_message("a")).notice
+            assert notice is not None
+            assert notice.kind is NoticeKind.LANE_DIED
+            cause = {"trial": "rank 0: killed", "memory": "the host ran out of memory and ended one"}[blame]
+            assert notice.text.startswith(f"its lane's process 4711 died: {cause}; ")
+
+        play(scene())
+
+    @pytest.mark.parametrize(
+        ("lost", "blame", "leaving", "is_told"),
+        [
+            ([0], "trial", False, True),
+            ([], "trial", False, False),  # it ended itself, since the next trial wants fresh processes
+            ([0], "machine", False, False),
+            ([0], "trial", True, False),
+        ],
+    )
+    def test_of_processes_that_die_between_two_trials_the_next_one_tells(
+        self, lost: list[int], blame: Blame, leaving: bool, is_told: bool
+    ) -> None:
+        async def scene() -> None:
+            dispatcher = Dispatcher(num_lanes=1)
+            await running(dispatcher)
+            await dispatcher.say("a", Message(outcome="complete"))
+            await dispatcher.freed("lane")
+            await dispatcher.outlook("lane", leaving=leaving)
+            await dispatcher.group_died("lane", "rank 0: killed", blame, lost)
+            await dispatcher.introduce("lane", Host("a", "", 0))
+            await running(dispatcher, "b", group="second group")
+            await dispatcher.say("b", Message(outcome="complete"))
+            notice = (await dispatcher.next_message("b")).notice
+            assert (notice is not None) == is_told
+            assert notice is None or "rank 0: killed" in notice.text
 
         play(scene())
 
@@ -670,7 +727,7 @@ class TestGivenUp:
             for _ in range(2):
                 await dispatcher.group_died("lane", "rank 0: no shared memory", "trial")
             await dispatcher.take("lane", "group", 1)  # it came up after all: the count begins anew
-            waiting = asyncio.create_task(dispatcher.next_message("a"))
+            waiting = asyncio.create_task(told(dispatcher))
             for _ in range(3):
                 assert not waiting.done()
                 await dispatcher.group_died("lane", "rank 0: no shared memory", "trial")

@@ -119,6 +119,7 @@ def die_twice(does: str, directory: Path, *, kills: int = 0, ranks: int = 1) -> 
                 await dispatcher.group_died("lane", said, "trial", [ranks - 1])
             for process in processes:
                 process.__exit__(None, None, None)
+        assert (await dispatcher.next_message("a")).notice is not None, "it survived the first"
         return await dispatcher.next_message("a")
 
     return asyncio.run(asyncio.wait_for(scene(), timeout=HANGS_AFTER_SECONDS))
@@ -142,9 +143,10 @@ def test_a_trial_that_fails_with_its_process_names_the_rank_and_how_it_ended(
 @needs_a_new_kernel
 def test_a_crash_is_shown_with_the_file_that_has_its_stack(tmp_path: Path) -> None:
     (directory := tmp_path / "a trial").mkdir()
-    log = crash_log(str(directory), 0)
-    crash = f"import faulthandler, ctypes; faulthandler.enable(open({str(log)!r}, 'w')); ctypes.string_at(0)"
+    logs = f"{str(crash_log(str(directory), 0, 1))[:-5]}{{os.getpid()}}.log"
+    crash = f"import ctypes, faulthandler, os; faulthandler.enable(open(f{logs!r}, 'w')); ctypes.string_at(0)"
     ended = die_twice(crash, directory)
+    log = max(directory.iterdir(), key=lambda log: log.stat().st_mtime_ns)
     assert ended.reason.endswith(f"last: rank 0 was killed by SIGSEGV (its stack is in '{log}')"), "it can be pasted"
     assert "Segmentation fault" in log.read_text()
 
@@ -171,6 +173,7 @@ def test_where_nobody_knows_the_end_the_counted_kill_and_rays_words_decide(tmp_p
                 await dispatcher.assign(Assignment("next", "{}", str(tmp_path), "token", key="next"))
             await dispatcher.take("lane", f"group {turn}", 1)
             await dispatcher.group_died("lane", "rank 0: its process died without a message", "trial", [0])
+        assert (await dispatcher.next_message("a")).notice is not None, "it survived the first"
         return await dispatcher.next_message("a")
 
     assert asyncio.run(scene(kills=1)).outcome == "out_of_memory"

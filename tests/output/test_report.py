@@ -342,6 +342,20 @@ def test_status_and_report_say_what_was_met_and_dealt_with_and_not_all_of_very_m
         assert "and 1 more, in journal.jsonl" in said
 
 
+def test_status_and_report_count_the_deaths_of_lanes_and_show_the_first(
+    config: StudyConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = Study(config.name)
+    add_trial(study, config, "train-m1")
+    for number in range(24):
+        tell(study, Noticed(id="train-m1", notice=NoticeKind.LANE_DIED, reason=f"process {number} died"))
+    print_status(config, study, is_driven=True)
+    for said in (capsys.readouterr().out, Page(render_report(config, study, None)).texts["notices"]):
+        assert "died 24 times" in said
+        assert "train-m1: process 0 died" in said
+        assert "process 1 died" not in said
+
+
 def test_the_last_losses_have_the_seeds_deviation_where_it_is_known(config: StudyConfig) -> None:
     study = example_study(config)
     found_of = study.conclusions["train"].findings

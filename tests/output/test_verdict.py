@@ -16,9 +16,10 @@ from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.forms import Rate
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TimeGain, TrainFindings
-from batchscout.orchestrator.study.events import Evaluated, FactsRead
+from batchscout.orchestrator.study.events import Evaluated, FactsRead, Noticed
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
+from batchscout.trainers.notices import NoticeKind
 from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
 from tests.support.worlds import FRONTIER, NONE
 
@@ -478,6 +479,20 @@ def of_a_curve(
     found = recommend(config, study)
     assert found is not None
     return found
+
+
+def test_a_verdict_warns_of_lanes_that_died_under_the_study() -> None:
+    config, study = example_config(stages=[{"type": "train"}]), Study("example")
+    add_trial(study, config, "train-m8k1")
+    died = Noticed(id="train-m8k1", notice=NoticeKind.LANE_DIED, reason="rank 0 was killed by SIGSEGV")
+    end_trial(study, "train-m8k1", 60.0, {"val_loss": 3.0})
+    conclude(study, TrainFindings("train-m8k1", 3.0), "")
+    for event, is_told in ((None, False), (died, True)):
+        if event is not None:
+            tell(study, event)
+        found = recommend(config, study)
+        assert found is not None
+        assert ("died once" in found.verdict and "train-m8k1: rank 0 was killed by SIGSEGV" in found.verdict) == is_told
 
 
 def test_a_verdict_tells_micro_batches_that_are_cut_by_tokens() -> None:
