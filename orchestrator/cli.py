@@ -44,7 +44,11 @@ def program() -> NoReturn:
     all_are_ctrl_c_until_the_end()
     spell_out_what_cannot_be_printed()
     draw_no_bars_in_a_log()
-    code = _exit_code(None)
+    try:
+        code = _exit_code(None)
+    except Exception as error:  # a fault of ours: what a user's code has started would keep the program all the same
+        show_exception(type(error), error, error.__traceback__)
+        code = 1
     leave_on_signals(code)
     sys.exit(code)
 

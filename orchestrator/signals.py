@@ -9,11 +9,16 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 SECONDS_TO_SAVE = 30
 """How long Ctrl-C waits for the running trials to save a checkpoint, unless the study is told otherwise."""
+
+SECONDS_TO_LEAVE = 10.0
+"""How long a program whose last word is said waits for what the interpreter waits for: threads, processes and atexit of a user's code may wait
+for ever."""
 
 _NUMBERS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 Handler = Callable[[int, FrameType | None], object]
@@ -117,7 +122,7 @@ def hear_again() -> None:
 
 
 def leave_on_signals(code: int) -> None:
-    """Let a signal end the process at once from here on, with the code that it was about to end with.
+    """Let a signal end the process at once from here on, with the code that it was about to end with; without one it ends after SECONDS_TO_LEAVE.
 
     All has been written and said by now. The interpreter joins threads, and Ray and torch let go of what they hold, before
     it is gone: that may take seconds.
@@ -131,6 +136,28 @@ def leave_on_signals(code: int) -> None:
     for number in _heard():
         signal.signal(number, lambda *_: os._exit(code))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    threading.Thread(target=_leave_late, args=(code,), daemon=True).start()
+
+
+def _leave_late(code: int) -> None:
+    time.sleep(SECONDS_TO_LEAVE)
+    with contextlib.suppress(OSError):  # whoever read it is gone
+        print(f"batchscout: {_waited_for()} has not ended in {SECONDS_TO_LEAVE:g} s, and is left", file=sys.stderr)
+    _flush()
+    os._exit(code)
+
+
+def _waited_for() -> str:
+    """Return, in words, what the interpreter waits for before it ends."""
+    main = threading.main_thread()
+    threads = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
+    if threads:
+        return f"a thread that your code has started ({', '.join(threads)})"
+    from multiprocessing import active_children  # takes a while to load, and is seldom needed
+
+    if children := active_children():
+        return f"a process that your code has started ({', '.join(child.name for child in children)})"
+    return "what your code does when the program ends (atexit)"
 
 
 def _end() -> None:

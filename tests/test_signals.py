@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import signal
@@ -65,6 +66,27 @@ def test_it_is_an_interrupt_though_the_work_failed_of_the_same_signal() -> None:
 def test_a_second_signal_does_not_wait() -> None:
     code = f"try:\n  with interrupts_afterwards():\n    signal.raise_signal(signal.SIGINT); {WAITS}\nexcept KeyboardInterrupt: sys.exit(130)"
     assert stopped_by(signal.SIGTERM, code) == (130, "ready\n")
+
+
+@pytest.mark.parametrize(
+    ("waits", "named"),
+    [
+        ("threading.Thread(target=threading.Event().wait, name='prefetcher').start()", "(prefetcher)"),
+        ("futures.ThreadPoolExecutor(1).submit(threading.Event().wait)", "(ThreadPoolExecutor-0_0)"),
+        ("multiprocessing.Process(target=time.sleep, args=(60,), name='server').start()", "(server)"),
+        ("atexit.register(threading.Event().wait)", "(atexit)"),
+    ],
+)
+def test_what_waits_for_ever_at_the_end_is_left_with_its_name(waits: str, named: str) -> None:
+    own = f"import atexit, multiprocessing, threading\nfrom concurrent import futures\nsignals.SECONDS_TO_LEAVE = 0.5\n{waits}\n"
+    code = f"from batchscout.orchestrator import signals\nall_are_ctrl_c_until_the_end()\n{own}leave_on_signals(3); sys.exit(3)"
+    process = start(code, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=HANGS_AFTER_SECONDS)
+        assert (process.returncode, named in output) == (3, True), output
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_hangup_that_is_to_be_ignored_is_ignored() -> None:
