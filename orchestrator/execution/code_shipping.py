@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from batchscout.trainers.files import quoted
@@ -18,6 +19,12 @@ LARGEST_UPLOAD_BYTES = 200 * 2**20
 RAY_SESSION = "session_20[0-9][0-9]-[0-9][0-9]-[0-9][0-9]_*"
 LEFT_OUT = (".?*", "__pycache__", "venv", "/runs", "/wandb", RAY_SESSION)
 
+LIBRARIES = frozenset(
+    {"datasets", "numpy", "pandas", "pyarrow", "pydantic", "ray", "rich", "tokenizers", "torch", "wandb", "yaml"}
+)
+NOBODY_IMPORTS = frozenset({"antigravity", "idlelib", "test", "this", "tkinter", "turtle", "turtledemo"})
+"""Of Python's own modules: a user may have a package of tests by that name."""
+
 
 def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, str | list[str]]:
     """Return the runtime_env for ray.init: it ships the current directory to a cluster that is not this process's own.
@@ -26,7 +33,7 @@ def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] =
     worker, on the same disk, so an upload would only cost time. Raises ValueError where workers would import other
     code.
     """
-    refuse_hidden_package()
+    refuse_hidden_packages()
     return working_dir_env(run_dir, data_paths) if address else {}
 
 
@@ -48,14 +55,15 @@ def working_dir_env(run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str,
 
 def import_from_here() -> None:
     """Make the current directory importable on the driver, first on the path as on Ray's workers."""
-    refuse_hidden_package()
+    refuse_hidden_packages()
     here = str(Path.cwd())
     if here not in sys.path[:1]:
         sys.path.insert(0, here)
 
 
-def refuse_hidden_package() -> None:
-    """Raise ValueError where the current directory has another `batchscout` than this program's."""
+def refuse_hidden_packages() -> None:
+    """Raise ValueError where the current directory has another `batchscout` than this program's, or a module by the name of one that this
+    program, torch or Ray import."""
     here, ours = Path.cwd(), Path(__file__).parents[2]
     for other in (here / ours.name, here / f"{ours.name}.py"):
         if other.exists() and not other.samefile(ours) and _sources(other) not in ({}, _sources(ours)):
@@ -63,6 +71,15 @@ def refuse_hidden_package() -> None:
                 f"{quoted(other)} would hide this program's own '{ours.name}' ({quoted(ours)}) on Ray's workers; run from another "
                 f"directory, rename it, or, where it is the clone you mean to run, `pip install -e {quoted(here)}`"
             )
+    elsewhere = [folder for folder in sys.path if Path(folder).absolute() != here]
+    for name in sorted((sys.stdlib_module_names | LIBRARIES) - NOBODY_IMPORTS):
+        own, hidden = PathFinder.find_spec(name, [str(here)]), PathFinder.find_spec(name, elsewhere)
+        if own is None or hidden is None or None in (own.origin, hidden.origin) or own.origin == hidden.origin:
+            continue
+        whose = "Python's own" if name in sys.stdlib_module_names else "the library"
+        raise ValueError(
+            f"{quoted(str(own.origin))} would hide {whose} '{name}' from torch and Ray, which import it; rename it, or run from another directory"
+        )
 
 
 def refuse_unreadable_files(here: Path, shipped: Iterable[Path]) -> None:

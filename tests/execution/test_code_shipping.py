@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -162,22 +163,53 @@ def test_the_clone_itself_a_copy_of_it_and_a_folder_without_code_are_not_refused
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(CLONE / "batchscout", here / "batchscout")
-    code_shipping.refuse_hidden_package()
+    code_shipping.refuse_hidden_packages()
     write(here / "batchscout" / "trainers" / "loop.py", "changed")
     with pytest.raises(ValueError, match="pip install -e"):
-        code_shipping.refuse_hidden_package()
+        code_shipping.refuse_hidden_packages()
     shutil.rmtree(here / "batchscout")
     write(here / "batchscout" / "notes.txt")
-    code_shipping.refuse_hidden_package()
+    code_shipping.refuse_hidden_packages()
     monkeypatch.chdir(CLONE)
-    code_shipping.refuse_hidden_package()
+    code_shipping.refuse_hidden_packages()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_refused"),
+    [
+        ("token.py", True),
+        ("random.py", True),
+        ("logging/__init__.py", True),
+        ("torch.py", True),
+        ("numpy/__init__.py", True),
+        ("test/__init__.py", False),  # nobody imports Python's own
+        ("logging/a.log", False),  # no package
+        ("mine.py", False),
+    ],
+)
+def test_a_module_that_would_hide_one_of_python_or_a_library_is_refused(
+    here: Path, name: str, is_refused: bool
+) -> None:
+    write(here / name)
+    with pytest.raises(ValueError, match=rf"{name} would hide .*; rename it") if is_refused else nullcontext():
+        code_shipping.refuse_hidden_packages()
+
+
+def test_the_program_itself_imports_nothing_from_the_directory_that_it_is_typed_in(here: Path) -> None:
+    write(here / "token.py")
+    write(here / "study.yaml", "{name: a, model: {target: gpt}, data: {target: python_stdlib}}")
+    command = [sys.executable, "-m", "batchscout", "plan", "study.yaml", "--no-memory"]
+    program = subprocess.run(
+        command, cwd=here, env=os.environ | {"PYTHONPATH": str(CLONE)}, capture_output=True, text=True, check=False
+    )
+    assert (program.returncode, "token.py would hide Python's own 'token'" in program.stderr) == (2, True), program
 
 
 def test_the_remedy_for_a_hidden_package_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(clone := tmp_path / "my clone" / "batchscout" / "loop.py", "changed")
     monkeypatch.chdir(here := clone.parents[1])
     with pytest.raises(ValueError, match="would hide") as refused:
-        code_shipping.refuse_hidden_package()
+        code_shipping.refuse_hidden_packages()
     said = str(refused.value)
     assert shlex.split(said)[0] == str(here / "batchscout")
     assert shlex.split(said.split("`")[1]) == ["pip", "install", "-e", str(here)]
