@@ -180,7 +180,8 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
                 told_if_storage_hangs(journal, progress.say),
             ):
                 progress.say("reading the data, building the model and predicting its memory")
-                token, notices = _begin(config, run_dir, journal, wishes, progress.say)
+                with contextlib.chdir("."):  # where the ranks are to run, too, whatever a user's code does
+                    token, notices = _begin(config, run_dir, journal, wishes, progress.say)
                 for notice in notices:
                     progress.noticed(None, notice)
                 driver = Driver(config, run_dir, journal, progress, token, wishes)

@@ -3,6 +3,7 @@ under its field; `model`, `data`, `optimizer` and `schedule` are also keys of a 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import itertools
@@ -604,13 +605,14 @@ def derive_accumulation(effective_batch_size: int, micro_batch_size: int, world_
 
 
 def resolve(path: str) -> Any:
-    """Return the object that `package.module:attribute` names. Raises ValueError that says which half does not
-    exist."""
+    """Return the object that `package.module:attribute` names; an import leaves this process in the directory that it is in. Raises ValueError
+    that says which half does not exist."""
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
         raise ValueError(f"'{path}' is not an import path; write it as package.module:callable")
     try:
-        found: Any = importlib.import_module(module_name)
+        with contextlib.chdir("."):
+            found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(
             f"'{path}' does not resolve: no module named '{error.name}'; "
@@ -624,13 +626,15 @@ def resolve(path: str) -> Any:
 
 
 def call_target(field: str, target: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-    """Return target(**kwargs). Raises ValueError in the user's words where the names do not fit its signature."""
+    """Return target(**kwargs); the call leaves this process in the directory that it is in, where relative paths begin. Raises ValueError in
+    the user's words where the names do not fit its signature."""
     try:
         inspect.signature(target).bind(**kwargs)
     except TypeError as error:
         takes = ", ".join(inspect.signature(target).parameters)
         raise ValueError(f"{field}.kwargs do not fit: {error}; it takes: {takes}") from error
-    return target(**kwargs)
+    with contextlib.chdir("."):
+        return target(**kwargs)
 
 
 def fields_that_decide(*what: Decides) -> set[str]:

@@ -29,7 +29,8 @@ def train(
     """
     device = pick_device()
     with deterministic(config.deterministic), tensor_float_32(config.allow_tf32), notices_reported(report):
-        compile_seconds = warm_up(config, device)
+        with contextlib.chdir("."):  # where the run's relative paths begin, whatever a user's code does there
+            compile_seconds = warm_up(config, device)
         idle_bytes = memory.idle_bytes(device)
         with contextlib.closing(Run(config, device, compile_seconds)) as run:
             return _train(run, report, directory, token, known, idle_bytes)

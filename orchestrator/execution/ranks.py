@@ -116,7 +116,9 @@ def serve(told: dict[str, Any]) -> None:
         if assignment.fresh_process and turn > 1:
             place.give_back(assignment)
             raise LaneRecycled(f"fresh processes for {assignment.trial_id}")
-        if not _run(assignment, place):
+        with contextlib.chdir("."):  # where the next trial's relative paths begin, whatever a user's code does in this
+            fit_for_another = _run(assignment, place)
+        if not fit_for_another:
             raise LaneRecycled("fresh processes for the next trial")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from batchscout.trainers.config import ModelConfig
+from batchscout.trainers.config import ModelConfig, call_target, resolve
 from batchscout.trainers.criteria import OwnLoss
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.model.gpt import GPT, summed_cross_entropy
@@ -304,3 +305,14 @@ def test_a_transformers_model_draws_nothing_once_its_dropout_is_off() -> None:
     assert module(batch)[0] != module(batch)[0]
     assert switch_off_dropout(module) > 0
     assert module(batch)[0] == module(batch)[0]
+
+
+def test_a_user_s_code_leaves_the_process_in_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths of whatever comes next begin there."""
+    (tmp_path / "goes_elsewhere.py").write_text("import os\nos.chdir('/')\ndef make(): os.chdir('/')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    make = resolve("goes_elsewhere:make")
+    assert Path.cwd() == tmp_path
+    call_target("model", make, {})
+    assert Path.cwd() == tmp_path
