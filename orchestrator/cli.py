@@ -32,6 +32,7 @@ from batchscout.orchestrator.verbs.helping import SCHEMAS, doctor, init, schema
 from batchscout.orchestrator.verbs.launching import kuberay, ray, slurm
 from batchscout.orchestrator.verbs.reading import compare, explain, export, report, status
 from batchscout.orchestrator.verbs.running import plan, run, trial
+from batchscout.trainers.descendants import adopt_orphans
 from batchscout.trainers.files import StorageLost
 
 RUN_DIR = "a study's run directory, a folder or s3://bucket/name"
@@ -44,8 +45,11 @@ def program() -> NoReturn:
     all_are_ctrl_c_until_the_end()
     spell_out_what_cannot_be_printed()
     draw_no_bars_in_a_log()
+    arguments = _parser().parse_args()
+    if arguments.verb in (run, plan, trial, init):  # these run a user's code, and what that starts is to end with them
+        adopt_orphans()
     try:
-        code = _exit_code(None)
+        code = _exit_code(arguments)
     except Exception as error:  # a fault of ours: what a user's code has started would keep the program all the same
         show_exception(type(error), error, error.__traceback__)
         code = 1
@@ -56,11 +60,10 @@ def program() -> NoReturn:
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run a verb, and exit with 0: fine, 1: no recommendation or a failed run, 2: bad input, 130: stopped by Ctrl-C."""
     with all_are_ctrl_c():
-        sys.exit(_exit_code(argv))
+        sys.exit(_exit_code(_parser().parse_args(argv)))
 
 
-def _exit_code(argv: list[str] | None) -> int:
-    arguments = _parser().parse_args(argv)
+def _exit_code(arguments: argparse.Namespace) -> int:
     sys.excepthook = show_exception
     try:
         _refuse_lost_directory()

@@ -12,6 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
+
+from batchscout.trainers.descendants import adopts_orphans, end_descendants
 
 SECONDS_TO_SAVE = 30
 """How long Ctrl-C waits for the running trials to save a checkpoint, unless the study is told otherwise."""
@@ -132,9 +135,9 @@ def leave_on_signals(code: int) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
     leave_dead_terminal()
     _flush()
-    _call_at_once(lambda: os._exit(code))
+    _call_at_once(lambda: _leave(code))
     for number in _heard():
-        signal.signal(number, lambda *_: os._exit(code))
+        signal.signal(number, lambda *_: _leave(code))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     threading.Thread(target=_leave_late, args=(code,), daemon=True).start()
 
@@ -143,7 +146,14 @@ def _leave_late(code: int) -> None:
     time.sleep(SECONDS_TO_LEAVE)
     with contextlib.suppress(OSError):  # whoever read it is gone
         print(f"batchscout: {_waited_for()} has not ended in {SECONDS_TO_LEAVE:g} s, and is left", file=sys.stderr)
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once, and what it has started where it answers for that."""
     _flush()
+    if adopts_orphans():
+        end_descendants()
     os._exit(code)
 
 
@@ -166,8 +176,7 @@ def _end() -> None:
     What is left is the interpreter's own end, at which it gives the signals their default action again.
     """
     if _exit_code is not None:
-        _flush()
-        os._exit(_exit_code)
+        _leave(_exit_code)
 
 
 def _flush() -> None:

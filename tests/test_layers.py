@@ -38,6 +38,7 @@ LEAVES_OF_TRAINERS = {
     "config",
     "counted",
     "criteria",
+    "descendants",
     "errors",
     "files",
     "knobs",

@@ -79,7 +79,7 @@ def test_a_second_signal_does_not_wait() -> None:
 )
 def test_what_waits_for_ever_at_the_end_is_left_with_its_name(waits: str, named: str) -> None:
     own = f"import atexit, multiprocessing, threading\nfrom concurrent import futures\nsignals.SECONDS_TO_LEAVE = 0.5\n{waits}\n"
-    code = f"from batchscout.orchestrator import signals\nall_are_ctrl_c_until_the_end()\n{own}leave_on_signals(3); sys.exit(3)"
+    code = f"from batchscout.orchestrator import signals\nfrom batchscout.trainers.descendants import adopt_orphans\nadopt_orphans()\nall_are_ctrl_c_until_the_end()\n{own}leave_on_signals(3); sys.exit(3)"
     process = start(code, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=HANGS_AFTER_SECONDS)

@@ -34,6 +34,7 @@ from batchscout.orchestrator.study.storage.marker import RunMarker
 from batchscout.orchestrator.study.storage.stored_trials import Publication
 from batchscout.orchestrator.units import bytes_text, exit_text, shortened
 from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.descendants import end_descendants
 from batchscout.trainers.device.cgroup import memory_kills
 from batchscout.trainers.errors import first_line, raised_text, said_by, users_frame
 from batchscout.trainers.files import StorageLost, own_file, quoted, storage_error
@@ -103,6 +104,13 @@ def serve(told: dict[str, Any]) -> None:
     if told["working_directory"] is not None:
         os.chdir(told["working_directory"])
     _exit_with_the_study(place)
+    try:
+        _serve(place)
+    finally:
+        end_descendants()  # those of a user's code, which would hold ports and memory that the next process wants
+
+
+def _serve(place: Place) -> None:
     _freeze_what_is_imported()
     place.introduce()
     group = _common_name()
@@ -179,6 +187,7 @@ def _exit_with_the_study(place: Place) -> None:
             except RayError:
                 outlook = "the driver is gone"
         if outlook != "closed":
+            end_descendants()
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -48,6 +48,7 @@ from batchscout.orchestrator.execution.ray_private.tune import forward_no_keys
 from batchscout.orchestrator.signals import interrupts_afterwards, left_if_stuck
 from batchscout.orchestrator.study.messages import Device
 from batchscout.orchestrator.units import counted
+from batchscout.trainers.descendants import adopts_orphans, end_descendants
 
 # How long a study waits for the cluster's first CPU, and for nodes that it was told to wait for.
 SECONDS_FOR_A_NODE, SECONDS_FOR_ALL_NODES = 60, 900
@@ -76,6 +77,8 @@ def ray_cluster(
     def leave(exit_code: int) -> NoReturn:
         """When all is said: Ray's own code ends this process, with words of its own, where it finds its servers ended."""
         end_what_ray_started()
+        if adopts_orphans():
+            end_descendants()
         os._exit(exit_code)
 
     def leave_stuck_start() -> NoReturn:

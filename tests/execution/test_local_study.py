@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -136,6 +137,83 @@ def test_no_secret_of_the_environment_reaches_a_file(hung_up: Stopped) -> None:
 def test_others_on_the_machine_cannot_enter_what_the_study_has_written(hung_up: Stopped) -> None:
     for place in (hung_up.folder / "run", hung_up.folder / "cache", *(hung_up.folder / "tmp").iterdir()):
         assert stat.S_IMODE(place.stat().st_mode) == 0o700, place
+
+
+UNRULY = """
+import os, subprocess, threading
+from pathlib import Path
+
+import torch
+
+from batchscout.trainers.model.gpt import GPT
+
+STARTED = Path(__file__).with_name("started")
+threading.Thread(target=threading.Event().wait, name="prefetcher").start()
+
+def leaves_running():
+    for own_session in (False, True):
+        child = subprocess.Popen(["sleep", "3600"], stdout=subprocess.DEVNULL, stderr=2, start_new_session=own_session)
+        with STARTED.open("a") as file:
+            file.write(f"{child.pid}\\n")
+
+def data():
+    leaves_running()
+    os.chdir("/")
+    tokens = torch.arange(33) % 16
+    return [[{"input_ids": tokens[:-1], "targets": tokens[1:]}] * count for count in (64, 16)]
+
+class Unruly(GPT):
+    def __init__(self, read):
+        super().__init__(vocab_size=16, seq_len=32, num_layers=1, num_heads=1, hidden_dim=16)
+        assert Path(read).read_text()
+        leaves_running()
+        os.chdir("/")
+
+    def forward(self, batch):
+        os.chdir("/")
+        return super().forward(batch)
+"""
+
+
+@pytest.fixture(scope="module")
+def unruly() -> Iterator[Stopped]:
+    """A study whose code changes the directory, and leaves running all that it starts."""
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
+        folder = Path(name)
+        (folder / "unruly.py").write_text(UNRULY)
+        keys = {
+            "model": {"target": "unruly:Unruly", "kwargs": {"read": "unruly.py"}},
+            "data": {"target": "unruly:data", "kwargs": {}},
+            "world_size": 1,
+            "sample_budget": 64,
+        }
+        driver = start(folder, **keys)
+        try:
+            output, _ = driver.communicate(timeout=HANGS_AFTER_SECONDS)
+        finally:
+            driver.kill()
+        pids = [int(number) for number in (folder / "started").read_text().split()]
+        left = outlives(pids, SECONDS_TO_BE_GONE)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        yield Stopped(folder, driver.returncode, output, [], left)
+
+
+@pytest.mark.ray
+def test_a_study_whose_code_changes_the_directory_goes_on_as_if_it_had_not(unruly: Stopped) -> None:
+    assert unruly.exit_code == 0, unruly.output
+    assert len(list((unruly.folder / "run/trials").glob("*/steps.jsonl"))) == 2, "of one process, and of the next trial"
+
+
+@pytest.mark.ray
+def test_a_thread_of_a_users_code_does_not_keep_the_program(unruly: Stopped) -> None:
+    assert "(prefetcher)" in unruly.output
+
+
+@pytest.mark.ray
+def test_nothing_that_a_users_code_starts_outlives_the_study(unruly: Stopped) -> None:
+    assert unruly.left == []
 
 
 @pytest.mark.cluster

@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
+from batchscout.trainers.descendants import end_descendants
+
 MOST_OF_STDERR = 10_000
 SECONDS_TO_END = 2.0
 _PR_SET_PDEATHSIG = 1
@@ -97,4 +99,7 @@ def asked() -> Iterator[tuple[Any, Callable[[Any], None]]]:
         os.dup2(2, 1)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)  # in turn with stderr
-        yield json.load(sys.stdin), lambda answer: print(json.dumps(answer), file=out, flush=True)
+        try:
+            yield json.load(sys.stdin), lambda answer: print(json.dumps(answer), file=out, flush=True)
+        finally:
+            end_descendants()

@@ -9,6 +9,7 @@ DRIVER_ENVIRONMENT = {
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000",  # the journal is what a study goes on from
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints a banner at every verbosity
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # the ranks look for themselves
+    "RAY_process_group_cleanup_enabled": "1",  # what a user's code has started in a rank that is killed ends with it
     "RAY_worker_niceness": "0",  # with Ray's default of 15 anything else on the host slows down what is being timed
 }
 """For the driver and the cluster that it starts."""

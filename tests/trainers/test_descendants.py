@@ -1,0 +1,76 @@
+"""What a process has started ends with it, told with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import HANGS_AFTER_SECONDS
+
+ROOT = Path(__file__).parents[2]
+STARTS = {
+    "a child": "subprocess.Popen(sleep)",
+    "one with a session of its own": "subprocess.Popen(sleep, start_new_session=True)",
+    "an orphan": "subprocess.run(['sh', '-c', 'sleep 60 & echo'], stdout=2)",
+    "a fork": "os.fork() or time.sleep(60)",
+}
+
+
+def numbers_of(group: str) -> list[int]:
+    """The living processes that have inherited this name."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"DESCENDS_FROM={group}".encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("what", STARTS)
+def test_nothing_that_a_process_has_started_outlives_it(what: str, tmp_path: Path) -> None:
+    code = f"""
+import os, subprocess, time
+from batchscout.trainers.descendants import adopt_orphans, end_descendants
+sleep = ["sleep", "60"]
+adopt_orphans()
+{STARTS[what]}
+print("started", flush=True)
+input()
+end_descendants()
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DESCENDS_FROM": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        deadline = time.monotonic() + HANGS_AFTER_SECONDS
+        while len(numbers_of(str(tmp_path))) < 2:
+            assert time.monotonic() < deadline
+        process.communicate("\n", timeout=HANGS_AFTER_SECONDS)
+        assert process.returncode == 0
+        assert numbers_of(str(tmp_path)) == []
+    finally:
+        for number in numbers_of(str(tmp_path)):
+            os.kill(number, signal.SIGKILL)
+
+
+def test_a_helper_that_puts_away_shared_memory_is_left_to_do_so() -> None:
+    """It ends by itself, when nobody uses it any more."""
+    code = """
+from multiprocessing import resource_tracker
+from batchscout.trainers.descendants import end_descendants
+resource_tracker.ensure_running()
+end_descendants()
+assert resource_tracker._resource_tracker._check_alive()
+"""
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=60)
