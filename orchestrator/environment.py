@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,6 +60,8 @@ class Environment:
     interfaces: Sequence[str] = ()
     """The network interfaces of this machine."""
     most: Limits = field(default_factory=lambda: Limits())
+    has_bash: bool = True
+    """Whether a program of that name is on the PATH."""
     has_home: bool = True
     """False where neither HOME nor the machine's list of users says where this user's home is."""
 
@@ -74,8 +77,9 @@ class Obstacle:
 def observed_environment() -> Environment:
     interfaces = tuple(name for _, name in socket.if_nameindex())
     has_home = not os.path.expanduser("~").startswith("~")
+    has_bash = shutil.which("bash") is not None
     return Environment(
-        dict(os.environ), sys.flags.optimize, tuple(sys.warnoptions), interfaces, observed_limits(), has_home
+        dict(os.environ), sys.flags.optimize, tuple(sys.warnoptions), interfaces, observed_limits(), has_bash, has_home
     )
 
 
@@ -140,6 +144,11 @@ def obstacles(found: Environment) -> Iterator[Obstacle]:
 
 def obstacles_here(found: Environment, num_ranks: int, *, on_gpu: bool) -> Iterator[Obstacle]:
     """Yield what is in the way of a study that has its Ray and its ranks on this machine. num_ranks: those of one trial."""
+    if not found.has_bash:  # Ray would start again and again what cannot start, without a word
+        yield Obstacle(
+            f"Ray starts its processes with bash, and there is none on the PATH ({found.variables.get('PATH', '')})",
+            "install it (apt-get install bash, or apk add bash), or add its folder to PATH",
+        )
     yield from _limits(found.most)
     if num_ranks > 1:
         yield from obstacles_between_ranks(found, on_gpu=on_gpu)

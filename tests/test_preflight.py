@@ -550,7 +550,7 @@ def test_so_is_one_that_does_not_come_in_the_first_pass(monkeypatch: pytest.Monk
 
 
 def test_a_missing_compiler_is_found_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.setenv("CXX", "/nonexistent/g++")
     compiled = [STUDY["stages"][0] | {"compile": [True]}]
@@ -561,7 +561,8 @@ def test_a_missing_compiler_is_found_before_anything_starts(
         r"in CXX, or set compile: false, and compile: \[false\]", message
     )  # fmt: skip
     monkeypatch.delenv("CXX")
-    monkeypatch.setenv("PATH", "/nonexistent")
+    (programs := tmp_path_factory.mktemp("programs")).joinpath("bash").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(programs))
     code, message = run(capsys, stages=compiled)
     assert (code, "there is no 'g++'" in message) == (2, True)
 
@@ -587,6 +588,16 @@ def test_on_a_gpu_the_compiler_is_that_of_c_and_pythons_header_is_looked_for(
     with pytest.raises(ValueError, match="there is no gcc or clang; install one"):
         preflight.check_compiler(True)
     preflight.check_compiler(False)
+
+
+def test_a_machine_on_which_ray_could_start_no_process_is_named_before_it_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse_study(STUDY, "the test's study")
+    preflight.check_host(config)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"bash, and there is none on the PATH \(.*\); install it"):
+        preflight.check_host(config)
 
 
 @pytest.mark.usefixtures("passing")
