@@ -473,6 +473,7 @@ def _say_at_once(driver: Driver, exit_code: int, why: str) -> int:
     with contextlib.suppress(OSError):  # whoever read it is gone
         driver.progress.__exit__()
         print(printable(f"\n{why}"), file=sys.stderr, flush=True)
+    driver.journal.close()  # its lease, too: on another machine the next driver would wait until that has run out
     return exit_code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import stat
@@ -238,6 +239,8 @@ def test_a_study_whose_cluster_dies_says_so_within_seconds_in_one_sentence(folde
     assert "run the same command again (0 trials ended" in said
     assert len(output.splitlines()) < 12, output
     assert (folder / "run/report.html").exists()
+    (lease,) = (folder / "run/.lease").iterdir()
+    assert json.loads(lease.read_text())["released"], "a driver on another machine need not wait"
     assert outlives(pids, SECONDS_TO_BE_GONE) == []
 
 
