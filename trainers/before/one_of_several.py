@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.model.parallel import shard
+from batchscout.trainers.model.parallel import ModuleAndLoss, shard
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def followed(module: nn.Module, config: TrialConfig, mesh: DeviceMesh | None) ->
     """Return the model that a rank calls, as `distribute` does; its tensors are fake ones."""
     if mesh is None:
         return module
-    return shard(module, config, mesh) if config.parallel == "fsdp" else Bucketed(module)
+    return shard(module, config, mesh) if config.parallel == "fsdp" else Bucketed(ModuleAndLoss(module))
 
 
 class Bucketed(DistributedDataParallel):

@@ -65,18 +65,17 @@ def _own_return(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _of_transformers(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    labels, inner = _labels_in(batch), getattr(module, "module", module)  # where several ranks train, DDP is around it
-    ignored = getattr(
-        inner.config, "semantic_loss_ignore_index", IGNORED_TARGET
-    )  # models of segmentation have their own
-    shifted = labels.dim() > 1 and _predicts_the_next(inner)
+    labels = _labels_in(batch)
+    # models of segmentation have their own
+    ignored = getattr(module.config, "semantic_loss_ignore_index", IGNORED_TARGET)
+    shifted = labels.dim() > 1 and _predicts_the_next(module)
     if shifted:
         labels = _without_firsts(labels, batch, ignored)
         batch = {**batch, "labels": labels}
     outputs = module(**batch)
     if outputs.loss is None:
         raise LossFault(
-            f"{type(inner).__name__} returned no loss; give a model whose forward takes labels, or name a criterion as `loss`"
+            f"{type(module).__name__} returned no loss; give a model whose forward takes labels, or name a criterion as `loss`"
         )
     num_targets = ((labels[:, 1:] if shifted else labels) != ignored).sum()
     return torch.where(num_targets > 0, outputs.loss, 0.0) * num_targets, num_targets  # a mean over none is no number
@@ -98,9 +97,9 @@ def _without_firsts(labels: Tensor, batch: Any, ignored: int) -> Tensor:
     )
 
 
-def _predicts_the_next(inner: nn.Module) -> bool:
+def _predicts_the_next(module: nn.Module) -> bool:
     """True of a model in whose loss the first label of a sample is no target: each position is held against the next one."""
-    of_the_library, settings = getattr(inner, "loss_function", None), inner.config
+    of_the_library, settings = getattr(module, "loss_function", None), module.config
     return getattr(of_the_library, "__name__", "") == "ForCausalLMLoss" and not getattr(
         settings, "is_encoder_decoder", False
     )
@@ -137,7 +136,7 @@ class _Mean:
 
 
 def _called_with_all(module: nn.Module, batch: Any) -> Any:
-    if isinstance(getattr(module, "module", module), TakesBatch):
+    if isinstance(module, TakesBatch):
         return module(batch)
     if isinstance(batch, Mapping):
         return module(**batch)
@@ -201,10 +200,10 @@ def logits_and_targets(
     if isinstance(loss, CrossEntropyCriterion):
         logits, targets = _outputs_and_targets(loss, module, batch)
         return logits, targets, loss.ignore_index
-    labels, inner = _labels_in(batch), getattr(module, "module", module)
-    if not _predicts_the_next(inner):
+    labels = _labels_in(batch)
+    if not _predicts_the_next(module):
         raise ValueError(
-            f"{type(inner).__name__} has a loss of its own, which is not known to be the cross-entropy of its logits and the next "
+            f"{type(module).__name__} has a loss of its own, which is not known to be the cross-entropy of its logits and the next "
             "label; return logits and set loss: cross_entropy, or leave cross-entropy in chunks out"
         )
     logits = module(**{key: value for key, value in batch.items() if key != "labels"}).logits

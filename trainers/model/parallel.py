@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from batchscout.trainers.config import Precision, TrialConfig
 from batchscout.trainers.model.blocks import find_blocks
 from batchscout.trainers.model.frozen import frozen_of
+from batchscout.trainers.model.losses import LossFunction
 from batchscout.trainers.model.models import num_batch_norms
 
 
@@ -35,7 +36,26 @@ def distribute(module: nn.Module, config: TrialConfig, device: torch.device) -> 
     if config.world_size == 1:
         return module
     ids = [device.index] if device.type == "cuda" else None
-    return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+    return DistributedDataParallel(ModuleAndLoss(module), device_ids=ids, gradient_as_bucket_view=True)
+
+
+class ModuleAndLoss(nn.Module):
+    """What DDP is put around: a loss may call whatever the module has, and DDP gets ready for the exchange in a forward of its own alone.
+    Of a module that was called past it no gradients would meet."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, loss_function: LossFunction, batch: Any) -> tuple[Tensor, Tensor]:
+        return loss_function(self.module, batch)
+
+
+def loss_of(model: nn.Module, loss_function: LossFunction, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return what the loss returns. model: what `distribute` returned, or the module itself."""
+    if isinstance(model, DistributedDataParallel):
+        return model(loss_function, batch)
+    return loss_function(model, batch)
 
 
 def shard(module: nn.Module, config: TrialConfig, mesh: DeviceMesh) -> nn.Module:
@@ -107,8 +127,9 @@ def reshard(model: nn.Module) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """Return this rank's part of a tensor, sharing its memory; of complex numbers both parts."""
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return torch.view_as_real(part) if part.is_complex() else part
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.model.gpt import GPT
 from batchscout.trainers.model.models import initial_module
 from batchscout.trainers.step.accumulation import normalise_and_clip
 from tests.support.ranks import on_two_ranks
@@ -23,6 +24,7 @@ from tests.support.tiny import config, cpu_run, gradient_of_step, relative_error
 BATCH = 16
 ONE_RANK = [(16, 1), (8, 2), (4, 4), (2, 8), (1, 16)]
 TWO_RANKS = [(8, 1), (4, 2), (1, 8)]
+BY_A_METHOD = f"{__name__}:by_a_method"
 NEVER_CLIPPED = {"max_gradient_norm": None}
 
 FirstBatch = tuple[torch.nn.Module, dict[str, Tensor]]
@@ -40,6 +42,11 @@ def split(micro_batch_size: int, accumulation: int, world_size: int = 1, **chang
     )
 
 
+def by_a_method(module: GPT, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """A loss that is no call of the module: hooks of a forward do not hear of it."""
+    return GPT.forward(module, batch)
+
+
 def two_ranks() -> dict[str, Any]:
     """What one spawned pair of ranks finds out for all tests of this file."""
     found: dict[str, Any] = {
@@ -48,6 +55,7 @@ def two_ranks() -> dict[str, Any]:
         "noise": {},
         "sharded gradients": {},
         "reductions": {},
+        "gradient by a method": None,
         "parameter_bytes": 0,
         "targets": 0,
     }
@@ -62,6 +70,9 @@ def two_ranks() -> dict[str, Any]:
         sharded = split(micro_batch_size, accumulation, world_size=2, parallel="fsdp")
         found["sharded gradients"][micro_batch_size, accumulation] = gradient_of_step(cpu_run(sharded))
         found["reductions"][accumulation] = reductions_per_step(sharded)
+    found["gradient by a method"] = gradient_of_step(
+        cpu_run(split(4, 2, world_size=2, loss={"type": "own", "target": BY_A_METHOD}))
+    )
     found["targets"] = targets_of_a_step(split(4, 2, world_size=2))
     return found
 
@@ -170,6 +181,13 @@ def test_gradient_is_that_of_the_whole_batch_for_every_split_of_a_sharded_model(
 ) -> None:
     for rank in ranks:
         assert relative_error(rank["sharded gradients"][shape], whole_batch_gradient) <= 1e-5
+
+
+def test_gradients_of_a_loss_that_calls_methods_of_the_module_meet(
+    ranks: list[dict[str, Any]], whole_batch_gradient: Tensor
+) -> None:
+    for rank in ranks:
+        assert relative_error(rank["gradient by a method"], whole_batch_gradient) <= 1e-5
 
 
 def test_the_two_ranks_had_uneven_numbers_of_targets(ranks: list[dict[str, Any]]) -> None:
