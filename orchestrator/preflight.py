@@ -29,7 +29,7 @@ from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.counted import Counted
 from batchscout.trainers.criteria import import_path
 from batchscout.trainers.device import cgroup
-from batchscout.trainers.errors import said_by, users_frame
+from batchscout.trainers.errors import raised_text, users_frame
 from batchscout.trainers.files import StorageLost, naming_the_disk, quoted
 from batchscout.trainers.knobs import KNOBS, check_machine
 from batchscout.trainers.notices import NoticeKind, give_notice
@@ -71,6 +71,7 @@ def check(
     True if the model's forward may be called in this process, to see which memory knobs go with it: it has ended none of its
     own. Raises ValueError for bad input.
     """
+    from batchscout.trainers.before.digests import digests_of_data
     from batchscout.trainers.data.batches import fetch
     from batchscout.trainers.data.samples import first_of, load_data
     from batchscout.trainers.model.losses import loss_function
@@ -82,6 +83,7 @@ def check(
         check_size(config, train_set)
         _check_stream(config, train_set)
         longest = _longest_sample(config, train_set)
+        contents = digests_of_data(train_set, val_set)
         fetch(first_of(train_set, 1), [0])  # what a sample raises is not the model's fault, which is asked next
     what = _model_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
@@ -89,7 +91,9 @@ def check(
     with _in_the_users_words(_loss_of(config)):
         loss_function(config.loss)  # an import path may not resolve
     with _in_the_users_words(what):
-        facts = replace(_facts(config, train_set, val_set, model, targets_per_sample), longest_sample=longest)
+        facts = replace(
+            _facts(config, train_set, val_set, model, targets_per_sample), longest_sample=longest, contents=contents
+        )
         if follows:
             facts = replace(facts, memory_knobs=_knobs_to_try_unasked(config, first_of(train_set, 1)))
     if is_new:
@@ -173,7 +177,7 @@ def _sizes_asked_for(config: StudyConfig) -> list[int]:
     """Return the micro-batch sizes that the study file names. A frontier goes no further than the budget, from its smallest."""
     frontier, grid, equivalence = config.keys_of(Frontier), config.keys_of(Grid), config.keys_of(Equivalence)
     return [
-        given_batch(config.batch, config.world_size).micro_batch_size,
+        _given_size(config),
         *((frontier.smallest,) if frontier else ()),
         *(grid.micro_batch_size if grid else ()),
         *(equivalence.micro_batch_sizes if equivalence else ()),
@@ -192,7 +196,6 @@ def _built(config: StudyConfig, train_set: Samples) -> nn.Module:
 def _facts(
     config: StudyConfig, train_set: Samples, val_set: Samples, model: nn.Module, targets_per_sample: float | None
 ) -> Facts:
-    from batchscout.trainers.before.digests import digests_of_data
     from batchscout.trainers.data.samples import first_of, num_samples
     from batchscout.trainers.data.targets import counted_in
     from batchscout.trainers.model.blocks import find_blocks
@@ -208,7 +211,6 @@ def _facts(
         counted=counted_in(first_of(train_set, 1), targets_per_sample),
         regularizers=regularizers(config.model),
         chunked_cross_entropy=config.model.target == "gpt",
-        contents=digests_of_data(train_set, val_set),
     )
 
 
@@ -257,6 +259,8 @@ def check_new_study(
     """
     check_compiler(compiles)
     found = _first_pass(config, say, seconds)
+    if found.outcome == "refused":
+        raise ValueError(found.said)
     what = _named(found.part, config)
     if found.part != "pass" and _has_ended_its_process(found):
         raise ValueError(f"{what} {_how_it_failed(found)}")
@@ -267,8 +271,9 @@ def check_new_study(
     contents = facts.contents
     if contents and found.digests:
         contents = _steady_contents(contents, found.digests)
-    facts = replace(facts, blocks_differ_again=found.differs_again, contents=contents)
+    facts = replace(facts, alone_raises=found.alone_raises, blocks_differ_again=found.differs_again, contents=contents)
     _check_blocks(config, facts)
+    _check_single_samples(config, facts)
     _check_knobs(config, is_local=is_local)
     if found.outcome == "slow":
         say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it before the first trial")
@@ -311,8 +316,6 @@ def _has_ended_its_process(found: FirstPass) -> bool:
 def _act_on(found: FirstPass, what: str, say: Callable[[str], object], *, is_local: bool) -> None:
     """Raise ValueError for a pass that showed a fault; say what is none. what: the part that it came to, in words."""
     match found.outcome:
-        case "refused":
-            raise ValueError(found.said)
         case "raised" | "ended" if is_local:
             raise ValueError(f"{what} {_how_it_failed(found)}")
         case "raised" | "ended":
@@ -429,8 +432,7 @@ def _told_if_slow(what: str, say: Callable[[str], object], seconds: float) -> It
 def _what_it_did(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return exit_text(error)
-    said = shortened(next(iter(said_by(error).splitlines()), ""), MOST_OF_AN_ERROR)
-    return f"raised {type(error).__name__}{said and f': {said}'}"
+    return f"raised {shortened(raised_text(error), MOST_OF_AN_ERROR)}"
 
 
 def check_trial(config: StudyConfig, trial: TrialConfig) -> Counted:
@@ -549,6 +551,26 @@ def _check_blocks(config: StudyConfig, facts: Facts) -> None:
         checkpointed = [str(mode) for mode in modes if mode != "none"]
         if checkpointed:
             raise ValueError(f"{key} is {', '.join(checkpointed)}, and {why.reason}; {why.remedy}, or use none")
+
+
+def _check_single_samples(config: StudyConfig, facts: Facts) -> None:
+    """Raise ValueError where single samples are to be trained on, of a model that takes none. The frontier begins at two then."""
+    grid, equivalence = config.keys_of(Grid), config.keys_of(Equivalence)
+    asked = {
+        "batch.micro_batch_size": () if config.keys_of(Frontier) or grid else (_given_size(config),),
+        "stages.grid.micro_batch_size": grid.micro_batch_size if grid else (),
+        "stages.equivalence.micro_batch_sizes": equivalence.micro_batch_sizes if equivalence else (),
+    }
+    for key, sizes in asked.items():
+        if any(size < facts.smallest_micro_batch for size in sizes):
+            raise ValueError(
+                f"{key} is {', '.join(map(str, sizes))}, and of a micro-batch of 1 sample the model's training raises {facts.alone_raises}; "
+                f"give {key} 2 or more"
+            )
+
+
+def _given_size(config: StudyConfig) -> int:
+    return given_batch(config.batch, config.world_size).micro_batch_size
 
 
 def _check_limit(config: StudyConfig, model: nn.Module) -> None:

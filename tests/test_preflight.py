@@ -203,7 +203,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": {"target": "mine:Model", "kwargs": {"width": "wide"}}},
      r"model.target 'mine:Model' with model.kwargs {'width': 'wide'} raised TypeError: .* line \d+\); check the values"),
     ({"model": {"target": "mine:Model"}, "data": {"target": "mine:samples_that_raise"}},
-     r"data.target 'mine:samples_that_raise' with data.kwargs {} raised RuntimeError: no such file \(in .*mine.py, line \d+\)"),
+     r"data.target 'mine:samples_that_raise' with data.kwargs {} raised RuntimeError: no such file \(at sample 0\) \(in .*mine.py, line \d+\)"),
     ({"stages": [{"type": "equivalence", "effective_batch_size": 2**20}], "sample_budget": 2**21},
      r"fewer than one effective batch \(1048576\)"),
     ({"model": STUDY["model"] | {"blocks": "layers"}}, r"model.blocks names 'layers', .*it has: blocks"),

@@ -106,9 +106,10 @@ def innermost_line(error: BaseException, leave_out: str) -> str:
 
 
 def raised_text(error: BaseException) -> str:
-    """Return the exception's type, and its first line where it has one."""
-    said = first_line(error)
-    return said if said == type(error).__name__ else f"{type(error).__name__}: {said}"
+    """Return the exception's type, its first line where it has one, and what was noted on its way."""
+    said, name = first_line(error), type(error).__name__
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{name if said == name else f'{name}: {said}'}{notes}"
 
 
 def first_line(error: BaseException) -> str:

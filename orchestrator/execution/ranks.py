@@ -305,7 +305,7 @@ def failure_reason(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return exit_text(error)
     if isinstance(error, Exception):
-        return f"{type(error).__name__}: {first_line(error)}"
+        return raised_text(error)
     file, line = users_frame(error)  # few expect that such a thing is raised, or know by whom
     return f"{raised_text(error)} (in {file}, line {line})"
 

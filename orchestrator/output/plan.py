@@ -14,7 +14,7 @@ from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.frontier.propose import ACCUMULATED, modes, modes_with_knobs
+from batchscout.orchestrator.stages.frontier.propose import ACCUMULATED, modes, modes_with_knobs, smallest_size
 from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.study.facts import Facts
@@ -140,7 +140,7 @@ def _memory(context: StageContext[Frontier]) -> Group:
     from batchscout.trainers.before.prediction import NotPredictable, predict_in_own_process
 
     stage = context.stage
-    sizes = [stage.smallest * factor for factor in (1, 2, 4, 8) if stage.smallest * factor <= stage.largest]
+    sizes = [size for factor in (1, 2, 4, 8) if (size := smallest_size(context) * factor) <= stage.largest]
     rows = _memory_rows(context)
     predicted = dict(zip(rows, predict_in_own_process(list(rows.values())), strict=True))
     if refused := next((found for found in predicted.values() if isinstance(found, ValueError)), None):
@@ -184,7 +184,7 @@ def _memory_rows(context: StageContext[Frontier]) -> dict[str, TrialConfig]:
     for mode in [*modes(context), *modes_with_knobs(context)]:
         name = f"{replace(mode, compile=True)}{f' {mode.precision}' if len(stage.precision) > 1 else ''}"
         bound = " (<= none)" if isinstance(mode.activation_checkpointing, float) else ""
-        rows[name + bound] = context.short_trial(context.split(stage.smallest, ACCUMULATED), mode, steps=1)
+        rows[name + bound] = context.short_trial(context.split(smallest_size(context), ACCUMULATED), mode, steps=1)
     return rows
 
 

@@ -139,7 +139,8 @@ def _wanted(context: StageContext[Equivalence]) -> list[int]:
     divide it."""
     if context.stage.micro_batch_sizes:
         return sorted({*context.stage.micro_batch_sizes}, reverse=True)
-    return _divisors(_largest_affordable(context))
+    smallest = context.study.facts.smallest_micro_batch
+    return [size for size in _divisors(_largest_affordable(context)) if size >= smallest]
 
 
 def _divisors(size: int) -> list[int]:

@@ -25,6 +25,8 @@ class Facts:
     num_batch_norms: int | None = None
     num_blocks: int | None = None
     """The model's repeated blocks, which are checkpointed one by one; 0 where none were found."""
+    alone_raises: str | None = None
+    """What a single sample raises in training, as BatchNorm over vectors does; None where it does not, or where it was not tried."""
     blocks_differ_again: str | None = None
     """How a block that is run again on the same input differs, in words: of such a model nothing is recomputed. None where none did, or
     where it was not tried."""
@@ -58,6 +60,11 @@ class Facts:
     """The device of the first lane by its parts: no lane on another kind of GPU runs a trial."""
     versions: dict[str, str] | None = None
     """Those of Python and of the libraries that decide how a run goes, by their names, in the driver that began the study."""
+
+    @property
+    def smallest_micro_batch(self) -> int:
+        """The fewest samples that the model trains on at once, as far as is known."""
+        return 1 if self.alone_raises is None else 2
 
     @property
     def rate_unit(self) -> str:

@@ -13,19 +13,22 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from batchscout.trainers.before.changing_loss import changing_with_steps
+from batchscout.trainers.before.classes import Classes, ClassesSeen
 from batchscout.trainers.before.digests import digests_of_data
+from batchscout.trainers.before.every_sample import look_through
 from batchscout.trainers.before.given import given_text
 from batchscout.trainers.before.own_process import asked, own_process
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.criteria import MeanLoss
+from batchscout.trainers.criteria import CrossEntropyCriterion, MeanLoss
 from batchscout.trainers.data.batches import fetch, move
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, load_data
+from batchscout.trainers.data.workers import named
 from batchscout.trainers.device import cgroup
 from batchscout.trainers.device.determinism import deterministic
 from batchscout.trainers.device.device import pick_device
@@ -33,8 +36,16 @@ from batchscout.trainers.device.memory import free_bytes
 from batchscout.trainers.device.out_of_memory import is_out_of_memory
 from batchscout.trainers.device.tensor_float import tensor_float_32
 from batchscout.trainers.errors import DataFault, LossFault, raised_text, users_frame
-from batchscout.trainers.model.adding_up import Fault, check_sum, not_adding_up, not_apart
-from batchscout.trainers.model.contract import check_loss, check_shapes
+from batchscout.trainers.model.adding_up import (
+    Fault,
+    buffers_kept,
+    check_sum,
+    evaluated,
+    not_adding_up,
+    not_apart,
+    seeded,
+)
+from batchscout.trainers.model.contract import NoLossAndCount, check_loss, check_shapes
 from batchscout.trainers.model.losses import LossFunction, autocasting, loss_function
 from batchscout.trainers.model.models import initial_module
 from batchscout.trainers.model.recomputation import BlocksAgain
@@ -70,6 +81,8 @@ class FirstPass:
     """raised by the model or the loss: what the model's forward takes, and what the batch was."""
     targets_per_sample: float | None = None
     """passed: how many targets the first samples have on average."""
+    alone_raises: str | None = None
+    """passed: what a single sample raises in training, as BatchNorm does; None where it does not."""
     differs_again: str | None = None
     """passed: how a block of the model that was run again on the same input differed; None where none did."""
     digests: dict[str, str] = field(default_factory=dict, compare=False)
@@ -147,16 +160,16 @@ def parts(
     try:
         yield part
         train_set, val_set = load_data(config.data)
+        first_train, first_val = first_of(train_set, SAMPLES_LOOKED_AT), first_of(val_set, SAMPLES_LOOKED_AT)
         knows(digests_of_data(train_set, val_set))
-        train_set = first_of(train_set, SAMPLES_LOOKED_AT)
         yield (part := "model")
-        module = initial_module(config, train_set)
+        module = initial_module(config, first_train)
         yield (part := "loss")
         loss = loss_function(config.loss)
         yield (part := "pass")
         with warnings.catch_warnings(), deterministic(config.deterministic), tensor_float_32(config.allow_tf32):
             warnings.simplefilter("ignore")
-            found = _take(config, module, loss, train_set, device)
+            found = _take(config, module, loss, first_train, first_val, device)
         yield found
     except (LossFault, DataFault) as error:
         yield FirstPass("refused", part, str(error))
@@ -178,9 +191,15 @@ def _bytes_of_pass(module: nn.Module) -> int:
 
 
 def _take(
-    config: TrialConfig, module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
+    config: TrialConfig,
+    module: nn.Module,
+    loss: LossFunction,
+    train_set: SampleSet,
+    val_set: SampleSet,
+    device: torch.device,
 ) -> FirstPass:
-    """Take the pass, and look whether the loss is a sum; where there is no room for that, follow it with fake tensors."""
+    """Take the pass, and look whether the loss is a sum, and at the samples; where there is no room for that, follow it with fake
+    tensors."""
     on_device = free_bytes(device)
     if _bytes_of_pass(module) > (cgroup.available_bytes() if on_device is None else on_device):
         check_shapes(config, train_set)
@@ -188,34 +207,130 @@ def _take(
     module.to(device).train()
     loss = autocasting(loss, config, device)
     indices = [number % len(train_set) for number in range(NUM_SAMPLES)]
-    batch = fetch(train_set, indices)
+    try:
+        batch = fetch(train_set, indices)
+    except DataFault:
+        raise
+    except Exception as error:
+        file, line = users_frame(error)
+        said = f"{named(indices)} of the training data raised {raised_text(error)} (in {file}, line {line}); mend it"
+        return FirstPass("refused", "data", said)
     if config.loss is None and not is_overridden(module, "forward", HUGGING_FACE):
         return FirstPass("refused", "pass", _needs_a_loss(config, batch))
     try:
         again = BlocksAgain(module, config.model.blocks)
     except ValueError as error:  # it has no blocks of that name
         return FirstPass("refused", "pass", str(error))
+    classes, calls = ClassesSeen("a sample of the training data"), list[None]()
+    hook = module.register_forward_pre_hook(lambda *_: calls.append(None))
     try:
-        with again.watched():
+        with again.watched(), classes:
             returned = loss(module, move(batch, device))
     except (LossFault, DataFault):
         raise
     except BaseException as error:
-        return _raised(error, "pass", device, given_text(module, batch))
-    loss_sum, num_targets = check_loss(returned)
+        hint = _without_a_loss(config) if isinstance(error, TypeError | AttributeError) else ""
+        return _raised(error, "pass", device, f"{hint}{given_text(module, batch)}")
+    finally:
+        hook.remove()
+    try:
+        loss_sum, num_targets = check_loss(returned)
+    except NoLossAndCount as error:
+        return FirstPass("refused", "pass", f"{_without_a_loss(config)}{error}")
     targets_per_sample = num_targets.item() / NUM_SAMPLES
     loss_sum.backward()
-    check_sum(module, loss, train_set, device)
-    if (fault := _optimizers_fault(config, module)) is not None:
+    if (fault := _gradients_fault(config, module, is_called=bool(calls))) is not None:
         return FirstPass("refused", "pass", fault)
-    if (fault := changing_with_steps(module, loss, batch, device)) is not None:
-        return FirstPass("refused", "pass", fault)
-    found = not_adding_up(module, loss, train_set, device)
+    _look_at_samples(config, module, loss, classes.found, {"training": train_set, "validation": val_set}, device)
+    with classes:
+        check_sum(module, loss, train_set, device)
+        if (fault := _optimizers_fault(config, module)) is not None:
+            return FirstPass("refused", "pass", fault)
+        if (fault := changing_with_steps(module, loss, batch, device)) is not None:
+            return FirstPass("refused", "pass", fault)
+        found = not_adding_up(module, loss, train_set, device)
     if found is not None and isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
     told = (_is_told(found) if found else None, not_apart(module, loss, train_set, config))
-    said = ". ".join(filter(None, told))
-    return FirstPass("passed", "pass", said, targets_per_sample=targets_per_sample, differs_again=again.differed)
+    return FirstPass(
+        "passed",
+        "pass",
+        ". ".join(filter(None, told)),
+        targets_per_sample=targets_per_sample,
+        alone_raises=_raised_alone(module, loss, move(fetch(train_set, indices[:1]), device), device),
+        differs_again=again.differed,
+    )
+
+
+def _look_at_samples(
+    config: TrialConfig,
+    module: nn.Module,
+    loss: LossFunction,
+    classes: Classes | None,
+    sets: Mapping[str, SampleSet],
+    device: torch.device,
+) -> None:
+    """Raise DataFault for a sample that no run can train on, or be judged by."""
+
+    def loss_of(batch: Any) -> float:
+        return evaluated(module, loss, move(batch, device))[0]
+
+    def check_targets(batch: Any, what: str) -> None:
+        if classes is not None and isinstance(config.loss, CrossEntropyCriterion):
+            classes.check(batch[config.loss.targets if isinstance(batch, Mapping) else -1], what)
+
+    for name, samples in sets.items():
+        count = config.evaluation_samples if name == "validation" else len(samples)
+        look_through(samples, name, count, loss_of, check_targets)
+
+
+def _without_a_loss(config: TrialConfig) -> str:
+    if config.loss is not None:
+        return ""
+    return (
+        "no `loss` is given, so the model is called with the whole batch and must return its loss: name what it is trained by (loss: "
+        "cross_entropy, mse, bce_with_logits, mean, transformers, or your own as package.module:callable), if it returns outputs; "
+    )
+
+
+def _gradients_fault(config: TrialConfig, module: nn.Module, *, is_called: bool) -> str | None:
+    """Return what of the gradients in place the training could not go on with. is_called: whether the loss has called the module itself."""
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if sparse := [name for name, p in trained.items() if p.grad is not None and p.grad.layout is not torch.strided]:
+        return (
+            f"the gradient of {_some(sparse)} is sparse, which neither clipping nor the gradient's statistics nor AdamW take; build its layer with "
+            "sparse=False, which trains the same"
+        )
+    unused = [name for name, p in trained.items() if p.grad is None]
+    if unused and config.world_size > 1 and config.parallel == "ddp":
+        return (
+            f"the loss does not depend on {len(unused)} of the model's {len(trained)} parameters ({_some(unused)}), and with world_size "
+            f"{config.world_size} DDP waits for the gradient of each; freeze them (requires_grad_(False)) or leave them out of the model, or set "
+            "parallel: fsdp, which waits for none"
+        )
+    if config.parallel == "fsdp" and not is_called:
+        return (
+            "the loss calls methods of the model and not the model itself, and parallel: fsdp gathers its weights when that is called; use "
+            "parallel: ddp, or let the model's forward return the loss"
+        )
+    return None
+
+
+MOST_NAMED = 3
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
+
+
+def _raised_alone(module: nn.Module, loss: LossFunction, batch: Any, device: torch.device) -> str | None:
+    """Return what a single sample raises in training; None where it does not, or where there is no room to see it."""
+    try:
+        with seeded(module, 0), buffers_kept(module):
+            evaluated(module, loss, batch, training=True)
+    except Exception as error:
+        return None if is_out_of_memory(error, free_bytes(device)) else raised_text(error)
+    return None
 
 
 def _needs_a_loss(config: TrialConfig, batch: object) -> str:

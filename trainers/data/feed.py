@@ -30,6 +30,7 @@ from batchscout.trainers.data.workers import (
     codes_of_ended,
     ended_early,
     failure_of,
+    named,
     raised_in_a_worker,
 )
 from batchscout.trainers.device.cgroup import memory_kills
@@ -160,23 +161,35 @@ class _Fetched(Dataset[Delivered]):
 
     def deliver(self, asked: Iterable[Ask]) -> Generator[Delivered]:
         for ask in asked:
-            with drawing_from(ask.seed):
-                batch = fetch(self._samples, ask.indices)
-            yield Delivered(batch, ask.step, ask.turn)
+            place = _Place(ask.indices)
+            try:
+                delivered = self._fetched(ask, place)
+            except Exception as error:
+                error.add_note(f"at {named(place.indices)}")
+                raise
+            yield delivered
 
     def __getitem__(self, ask: Ask) -> Delivered:
-        at = ask.indices
-
-        def begins(indices: list[int]) -> None:
-            nonlocal at
-            at = indices
-
+        place = _Place(ask.indices)
         try:
-            with drawing_from(ask.seed):
-                batch = fetch(self._samples, ask.indices, begins)
+            return self._fetched(ask, place)
         except BaseException as error:  # a user's code may raise anything
-            return Delivered(None, ask.step, ask.turn, failure=failure_of(error, at))
+            return Delivered(None, ask.step, ask.turn, failure=failure_of(error, place.indices))
+
+    def _fetched(self, ask: Ask, place: _Place) -> Delivered:
+        with drawing_from(ask.seed):
+            batch = fetch(self._samples, ask.indices, place.begins)
         return Delivered(batch, ask.step, ask.turn)
+
+
+class _Place:
+    """The samples that are being fetched: those that are to blame for what is raised."""
+
+    def __init__(self, indices: list[int]) -> None:
+        self.indices = indices
+
+    def begins(self, indices: list[int]) -> None:
+        self.indices = indices
 
 
 class _Streamed(IterableDataset[Delivered]):

@@ -39,7 +39,7 @@ def long_samples(samples: Samples, seconds: float) -> LongSamples | None:
     if isinstance(samples, Stream) or getattr(samples, "lengths", None) is not None or not _batches_itself(samples):
         return None
     ends, sizes = time.monotonic() + seconds, dict[int, int]()
-    for index in _spread(len(samples)):
+    for index in spread(len(samples)):
         sizes[index] = _size(read(samples, [index]))
         if time.monotonic() > ends:
             break
@@ -53,7 +53,7 @@ def _batches_itself(samples: SampleSet) -> bool:
     return collates or library_of(getattr(samples, "__getitems__", None)) not in ("", "torch", "datasets", "batchscout")
 
 
-def _spread(number: int) -> Iterator[int]:
+def spread(number: int) -> Iterator[int]:
     """Yield all indices, each part of them spread over the whole set."""
     stride = next(one for one in itertools.count(round(0.618 * number) or 1) if math.gcd(one, number) == 1)
     return (place * stride % number for place in range(number))

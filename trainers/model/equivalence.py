@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from batchscout.trainers.checksums import Damaged, load_tensors, save_tensors
 from batchscout.trainers.files import quoted
 from batchscout.trainers.model.frozen import frozen_of
-from batchscout.trainers.model.parallel import whole
+from batchscout.trainers.model.parallel import local, whole
 
 Weights = dict[str, Tensor]
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """Return a copy of every trained parameter and floating-point buffer on the host. If the model is sharded, all ranks call
+    """Return a copy of every trained parameter and buffer that is no count on the host. If the model is sharded, all ranks call
     this."""
     frozen = frozen_of(model)
     state = {name: value for name, value in model.state_dict().items() if name not in frozen}
-    floating = {name: value for name, value in state.items() if value.is_floating_point()}
-    return {name: whole(value.detach()).cpu().clone() for name, value in floating.items()}
+    inexact = {name: value for name, value in state.items() if value.is_floating_point() or value.is_complex()}
+    return {name: local(whole(value.detach()).cpu().clone()) for name, value in inexact.items()}
 
 
 def rho(final: Weights, reference_final: Weights, initial: Weights) -> float:

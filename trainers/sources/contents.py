@@ -154,7 +154,12 @@ class _Contents:
         looked_at = min(LISTED_LOOKED_AT if is_listed else ITEMS_LOOKED_AT, len(items))
         read = items.__getitem__ if is_listed else functools.partial(_read_with_the_same_random_numbers, items)
         for index in (place * len(items) // looked_at for place in range(looked_at)):
-            yield from self.of(read(index))
+            try:
+                item = read(index)
+            except Exception as error:
+                error.add_note(f"at sample {index}")
+                raise
+            yield from self.of(item)
 
 
 def _of_tensor(tensor: Tensor) -> Iterator[Part]:

@@ -41,7 +41,9 @@ def _built(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialCo
         case "adamw":
             if bfloat16_weights.NAME in config.memory_knobs:
                 return _called(StochasticAdamW, groups, config, **decay, **_of_adam(settings))
-            return _called(torch.optim.AdamW, groups, config, **decay, **_of_adam(settings), fused=True)
+            return _called(
+                torch.optim.AdamW, groups, config, **decay, **_of_adam(settings), fused=_can_fuse(parameters)
+            )
         case "sgd":
             return _sgd(parameters, groups, config, **decay)
         case "muon":
@@ -84,6 +86,11 @@ def _groups_by_decay(parameters: Sequence[nn.Parameter], weight_decay: float) ->
     return [group for group in groups if group["params"]]
 
 
+def _can_fuse(parameters: Sequence[nn.Parameter]) -> bool:
+    """True if torch's fused kernels take them: of complex numbers they have none."""
+    return not any(parameter.is_complex() for parameter in parameters)
+
+
 def _of_adam(settings: OptimizerConfig) -> dict[str, Any]:
     return {"betas": settings.betas, "eps": settings.eps}
 
@@ -110,7 +117,7 @@ def _sgd(
     parameters: Sequence[nn.Parameter], groups: ParamGroups | list[nn.Parameter], config: TrialConfig, **decay: float
 ) -> Optimizer:
     """Of shards torch has no fused SGD."""
-    momentum, fused = config.optimizer.betas[0], config.parallel != "fsdp"
+    momentum, fused = config.optimizer.betas[0], config.parallel != "fsdp" and _can_fuse(parameters)
     optimizer = _called(torch.optim.SGD, groups, config, **decay, momentum=momentum, fused=fused)
     if momentum and not config.optimizer.kwargs.get("dampening"):  # which leaves the first gradient as it is
         for parameter in parameters:  # left to the first step, float16 that skips it would leave what was in memory
@@ -149,7 +156,9 @@ def _muon(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialCon
     rest = _groups_by_decay(others, settings.weight_decay)
     if not rest:
         return muon
-    return Together([muon, torch.optim.AdamW(rest, lr=config.learning_rate, fused=True, **_of_adam(settings))])
+    return Together(
+        [muon, torch.optim.AdamW(rest, lr=config.learning_rate, fused=_can_fuse(others), **_of_adam(settings))]
+    )
 
 
 class Together(Optimizer):

@@ -14,7 +14,7 @@ from batchscout.orchestrator.stages.frontier.conclude import conclude
 from batchscout.orchestrator.stages.frontier.figures import figures
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.frontier.knobs import MOST_PROBES, knobs_to_try
-from batchscout.orchestrator.stages.frontier.propose import modes, propose
+from batchscout.orchestrator.stages.frontier.propose import modes, propose, smallest_size
 from batchscout.orchestrator.stages.frontier.variants import variants
 from batchscout.orchestrator.stages.probing import allowed_in_words
 from batchscout.orchestrator.stages.stage import Stage
@@ -27,12 +27,22 @@ def describe(context: StageContext[Frontier]) -> list[str]:
         f"modes: {', '.join(str(mode) for mode in modes(context))}",
         *on_checkpointing(context),
         *_knobs(context),
-        f"micro-batch {context.stage.smallest}, then the largest that fits, by prediction and measured peaks, and those between",
+        f"micro-batch {smallest_size(context)}{_no_single_sample(context)}, then the largest that fits, by prediction and measured peaks, and those between",
         *_tried_beside(context),
         f"{counted(context.stage.finalists, 'finalist')} in {counted(context.stage.rounds, 'round')}; then, in a fresh process each, "
         f"{_verified(context)}",
         *allowed_in_words(context),
     ]
+
+
+def _no_single_sample(context: StageContext[Frontier]) -> str:
+    """Return why the search begins at two, where it would begin at one."""
+    raised = context.study.facts.alone_raises
+    return (
+        ""
+        if raised is None or smallest_size(context) == context.stage.smallest
+        else f" (of 1 sample the training raises {raised})"
+    )
 
 
 def _knobs(context: StageContext[Frontier]) -> list[str]:

@@ -213,7 +213,7 @@ def _too_large(known: FrontierProgress) -> str:
     where = f"memory_limit ({bytes_text(limit)})" if limit else "the device"
     more = "raise memory_limit, make" if limit else "make"
     return (
-        f"not even micro-batch {known.stage.smallest} fits into {where} in any mode{least}; {more} the model smaller, or "
+        f"not even micro-batch {known.smallest} fits into {where} in any mode{least}; {more} the model smaller, or "
         "add activation_checkpointing modes to the frontier stage"
     )
 

@@ -129,7 +129,7 @@ class KnobSearch:
     def first_size(self, one: KnobMode) -> int:
         """Return the largest size that fits without the knob; the smallest of the stage if none does."""
         sizes = [point.micro_batch_size for point in self.known.without_knobs() if point.mode == one.ground]
-        return max(sizes, default=self.known.stage.smallest)
+        return max(sizes, default=self.known.smallest)
 
     def proposals(self) -> list[Proposal]:
         """Return the probes so far and the next one; once all have ended, the quality checks of those that would pay."""
@@ -171,7 +171,7 @@ class KnobSearch:
             [self.known.outcome(trial) for trial in trials],
             self.known.capacity_bytes(),
             predicted.lines[-1] if predicted else None,
-            smallest=self.known.stage.smallest,
+            smallest=self.known.smallest,
             largest=self.known.largest_of(trials),
         )
         if isinstance(step, SearchEnd) or self._cannot_pay(one, trials, step.micro_batch_size):

@@ -86,6 +86,11 @@ def modes(context: StageContext[Frontier]) -> list[Mode]:
     return [Mode(mode, compiled, precision, kind, length, always) for length, mode, compiled, precision, kind in axes]
 
 
+def smallest_size(context: StageContext[Frontier]) -> int:
+    """Return the micro-batch size at which the search starts: the stage's, or more where the model takes no single sample."""
+    return max(context.stage.smallest, context.study.facts.smallest_micro_batch)
+
+
 def ladder(smallest: int, largest: int) -> list[int]:
     """Return sizes that double up to the largest, and the round numbers just below it for which kernels are made."""
     doubled = [smallest * 2**i for i in range(largest.bit_length()) if smallest * 2**i <= largest]
@@ -122,6 +127,10 @@ class FrontierProgress:
     @property
     def stage(self) -> Frontier:
         return self.context.stage
+
+    @property
+    def smallest(self) -> int:
+        return smallest_size(self.context)
 
     @property
     def study(self) -> Study:
@@ -169,7 +178,7 @@ class FrontierProgress:
         The second is None while the last probe has not ended, or if that ended for another reason than its size. The
         smallest size comes first, wherever the limit is: everything else is held against its memory and its speed.
         """
-        trials, probes, sizes = list[Trial](), list[Probe](), [self.stage.smallest]
+        trials, probes, sizes = list[Trial](), list[Probe](), [self.smallest]
         while True:
             trial = self.probe_of(OperatingPoint(mode, sizes[-1]))
             if trial is None or not trial.state.ended or says_nothing(trial):
@@ -193,7 +202,7 @@ class FrontierProgress:
         line = predicted.lines[-1] if predicted else None  # the one of large sizes, where the limit is
         # Both ends of what fits are looked at, in the first mode: what larger batches would gain in speed is worth knowing.
         largest = self.largest_of(trials, beyond_use=mode == modes(self.context)[0])
-        return next_probe(probes, self.capacity_bytes(), line, smallest=self.stage.smallest, largest=largest)
+        return next_probe(probes, self.capacity_bytes(), line, smallest=self.smallest, largest=largest)
 
     def _left_out(self, point: OperatingPoint, spent: Cost) -> str:
         """Return why a point that the journal does not have is not to be probed; empty if it is.
@@ -299,7 +308,7 @@ class FrontierProgress:
         of_data = num_samples // self.context.config.world_size if num_samples else self.stage.largest
         of_use = self.stage.largest if beyond_use else self.most_usable_by(trials)
         return max(
-            self.stage.smallest,
+            self.smallest,
             min(
                 self.stage.largest,
                 of_data,
@@ -334,7 +343,7 @@ class FrontierProgress:
         """Return the largest size whose probe should take no more than half of the time that these have left to the probes;
         twice the smallest at least."""
         left = self._allowance(trials).part(PROBES_SHARE).seconds - total(map(cost_of, trials)).seconds
-        rates, smallest = _rates(trials), self.stage.smallest
+        rates, smallest = _rates(trials), self.smallest
         if not rates or math.isinf(left):
             return self.stage.largest
         most = left / 2 / (self.stage.steps * ACCUMULATED * self.context.config.world_size)
@@ -546,7 +555,7 @@ class FrontierProgress:
         return [size for size in self._usable_ladder(end.micro_batch_size) if size not in sizes]
 
     def _usable_ladder(self, largest: int) -> list[int]:
-        return [size for size in ladder(self.stage.smallest, largest) if size <= self.most_usable]
+        return [size for size in ladder(self.smallest, largest) if size <= self.most_usable]
 
     def verified(self) -> OperatingPoint | None:
         """Return the best point that fitted in a fresh process; None if none has."""

@@ -1,0 +1,242 @@
+"""What would end a run after minutes is found in the first pass, with what is to blame for it and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from batchscout.trainers.before import every_sample
+from batchscout.trainers.before.first_pass import FirstPass, parts
+from batchscout.trainers.config import DataConfig, TrialConfig
+from batchscout.trainers.errors import raised_text
+from tests.support.tiny import cpu_run
+
+Sample = tuple[Tensor, Tensor]
+NUM_SAMPLES, NUM_CLASSES, NUM_INPUTS = 200, 3, 4
+BAD = 130
+
+
+def samples(number: int, seed: int = 0) -> list[Sample]:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(number, NUM_INPUTS, generator=generator)
+    return [(row, (row.sum() > 0).long()) for row in inputs]
+
+
+class With:
+    """A set one sample of which is not as the others."""
+
+    def __init__(self, number: int, change: Callable[[Sample], Any]) -> None:
+        self.samples, self.change = samples(number), change
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.change(self.samples[index]) if index == BAD else self.samples[index]
+
+
+def truncated(sample: Sample) -> Sample:
+    raise OSError("image file is truncated")
+
+
+CHANGES: dict[str, Callable[[Sample], Any]] = {
+    "truncated": truncated,
+    "missing values": lambda sample: (sample[0] * torch.nan, sample[1]),
+    "another class": lambda sample: (sample[0], torch.tensor(7)),
+    "ignored": lambda sample: (sample[0], torch.tensor(-100)),
+    "nothing": lambda sample: None,
+}
+
+
+def with_one(change: str, of: str = "train") -> tuple[Any, Any]:
+    sound, other = samples(NUM_SAMPLES), With(NUM_SAMPLES, CHANGES[change])
+    return (other, sound) if of == "train" else (sound, other)
+
+
+class WithoutNone(With):
+    """Its own code leaves out what could not be read."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM_SAMPLES, CHANGES["nothing"])
+
+    def collate_fn(self, batch: list[Sample | None]) -> Any:
+        return torch.utils.data.default_collate([one for one in batch if one is not None])
+
+
+def without_none() -> tuple[Any, Any]:
+    return WithoutNone(), samples(16)
+
+
+class Fails(With):
+    def collate_fn(self, batch: list[Sample]) -> Any:
+        if len(batch) > 1:
+            raise ArithmeticError("all dropped")
+        return torch.utils.data.default_collate(batch)
+
+
+def fails_together() -> tuple[Any, Any]:
+    return Fails(NUM_SAMPLES, CHANGES["ignored"]), samples(16)
+
+
+class Net(nn.Module):
+    def __init__(self, kind: str = "plain", classes: int = NUM_CLASSES) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(NUM_INPUTS, 8), nn.Linear(8, classes)
+        self.norm = nn.BatchNorm1d(8) if kind == "norm" else nn.Identity()
+        if kind == "unused":
+            self.extra = nn.Linear(2, 2)
+        if kind == "sparse":
+            self.table = nn.EmbeddingBag(4, 8, sparse=True)
+        if kind == "complex":
+            self.phase = nn.Parameter(torch.ones(8, dtype=torch.complex64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.body(inputs)))
+        if hasattr(self, "table"):
+            hidden = hidden + self.table((inputs > 0).long())
+        if hasattr(self, "phase"):
+            hidden = (hidden * self.phase).real
+        return self.head(hidden)
+
+
+def own_loss(module: nn.Module, batch: Sample) -> tuple[Tensor, Tensor]:
+    return F.cross_entropy(module(batch[0]), batch[1], reduction="sum"), torch.tensor(len(batch[1]))
+
+
+def by_its_parts(module: Net, batch: Sample) -> tuple[Tensor, Tensor]:
+    logits = module.head(torch.relu(module.body(batch[0])))
+    return F.cross_entropy(logits, batch[1], reduction="sum"), torch.tensor(len(batch[1]))
+
+
+def trial(kind: str = "plain", data: str = "with_one", **changes: Any) -> TrialConfig:
+    kwargs = {"change": "ignored"} if data == "with_one" else {}
+    fields = {
+        "model": {"target": f"{__name__}:Net", "kwargs": {"kind": kind}},
+        "data": {"target": f"{__name__}:{data}", "kwargs": kwargs},
+        "loss": "cross_entropy",
+        "micro_batch_size": 4,
+        "compile": False,
+        "learning_rate": 1e-2,
+        "sample_budget": 64,
+        "evaluation_samples": NUM_SAMPLES,
+    }
+    return TrialConfig.model_validate(fields | changes)
+
+
+def passed(config: TrialConfig) -> FirstPass:
+    *_, found = parts(config)
+    assert isinstance(found, FirstPass)
+    return found
+
+
+def with_data(**kwargs: str) -> TrialConfig:
+    return trial().model_copy(update={"data": DataConfig(target=f"{__name__}:with_one", kwargs=kwargs)})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("truncated", "raised OSError: image file is truncated"),
+        ("missing values", "its loss is nan"),
+        ("another class", f"the target 7, and the model has {NUM_CLASSES} outputs"),
+        ("nothing", "raised TypeError"),
+    ],
+)
+@pytest.mark.parametrize(("of", "name"), [("train", "training"), ("val", "validation")])
+def test_a_sample_that_none_can_train_on_is_named(change: str, said: str, of: str, name: str) -> None:
+    found = passed(with_data(change=change, of=of))
+    assert found.outcome == "refused"
+    assert found.said.startswith(f"{name} sample {BAD} ")
+    assert said in found.said
+
+
+def test_a_target_that_does_not_count_is_no_fault() -> None:
+    assert passed(with_data(change="ignored")).outcome == "passed"
+
+
+def test_a_sample_that_the_set_leaves_out_by_itself_is_no_fault() -> None:
+    assert passed(trial(data="without_none")).outcome == "passed"
+
+
+def test_validation_samples_that_no_run_looks_at_are_not_looked_at() -> None:
+    config = with_data(change="truncated", of="val")
+    assert passed(config.model_copy(update={"evaluation_samples": BAD})).outcome == "passed"
+
+
+def test_to_look_through_a_set_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(every_sample, "SECONDS", 0.0)
+    assert passed(with_data(change="truncated")).outcome == "passed"
+
+
+def test_a_batch_that_cannot_be_put_together_is_named_by_its_samples() -> None:
+    found = passed(trial(data="fails_together"))
+    assert found.outcome == "refused"
+    assert found.said.startswith(
+        "the batch of samples 0, 1 of the training data raised ArithmeticError: all dropped (in "
+    )
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", f"{__name__}:own_loss"])
+def test_too_few_outputs_are_told_whoever_computes_the_loss(loss: str) -> None:
+    found = passed(trial(loss=loss, model={"target": f"{__name__}:Net", "kwargs": {"classes": 1}}))
+    assert found.outcome == "refused"
+    assert "has the target 1, and the model has 1 outputs, for the classes 0 to 0" in found.said
+
+
+def test_a_loss_that_is_not_given_is_what_is_missing() -> None:
+    found = passed(trial(loss=None))
+    assert found.outcome == "raised"
+    assert found.given.startswith("no `loss` is given, ")
+
+
+def test_a_parameter_that_the_loss_does_not_need_is_refused_where_ranks_wait_for_it() -> None:
+    assert passed(trial("unused")).outcome == "passed"
+    found = passed(trial("unused", world_size=2))
+    assert found.outcome == "refused"
+    assert "(extra.weight, extra.bias)" in found.said
+    assert "parallel: fsdp" in found.said
+    assert passed(trial("unused", world_size=2, parallel="fsdp")).outcome == "passed"
+
+
+def test_a_loss_that_calls_methods_alone_is_refused_where_weights_are_gathered_by_a_forward() -> None:
+    loss = f"{__name__}:by_its_parts"
+    assert passed(trial(loss=loss, world_size=2)).outcome == "passed"
+    assert "parallel: ddp" in passed(trial(loss=loss, world_size=2, parallel="fsdp")).said
+
+
+def test_what_a_single_sample_raises_in_training_is_told() -> None:
+    assert passed(trial()).alone_raises is None
+    found = passed(trial("norm"))
+    assert found.outcome == "passed"
+    assert "more than 1 value per channel" in (found.alone_raises or "")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_complex_parameters_train(optimizer: str) -> None:
+    config = trial("complex", optimizer={"type": optimizer})
+    assert passed(config).outcome == "passed"
+    run = cpu_run(config)
+    before = run.module.get_parameter("phase").detach().clone()
+    run.step()
+    run.read()
+    assert run.metrics()["update_norm"] > 0
+    assert not torch.equal(before, run.module.get_parameter("phase").detach())
+
+
+def test_a_sample_that_a_run_cannot_read_is_named_by_what_it_raises() -> None:
+    run = cpu_run(with_data(change="truncated"))
+    with pytest.raises(OSError, match="truncated") as raised:
+        run.time_steps(NUM_SAMPLES // 4)
+    assert raised_text(raised.value) == f"OSError: image file is truncated (at sample {BAD})"
+
+
+def test_sparse_gradients_are_refused_with_the_way_out() -> None:
+    found = passed(trial("sparse"))
+    assert found.outcome == "refused"
+    assert "table.weight" in found.said
+    assert "sparse=False" in found.said

@@ -1,0 +1,71 @@
+"""Which sample of a set is no sample: one that raises where it is read, whose loss is no number, or whose class the model has not.
+
+A run meets it after minutes or hours, in a batch of many. Sets are looked through for some seconds, in all of their parts; what that does not
+reach is left to the run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batchscout.trainers.data.batches import fetch, leaves
+from batchscout.trainers.data.long_samples import spread
+from batchscout.trainers.data.samples import SampleSet
+from batchscout.trainers.errors import DataFault, raised_text, users_frame
+
+SECONDS = 2.0
+"""For each set."""
+
+
+def look_through(
+    samples: SampleSet,
+    name: str,
+    count: int,
+    loss_of: Callable[[Any], float],
+    check: Callable[[Any, str], object],
+) -> None:
+    """Raise DataFault for the first sample found that no run can train on, or be judged by.
+
+    name: `training` or `validation`. count: how many of the first samples a run looks at. loss_of: returns the loss of a batch. check: raises
+    DataFault where a batch has what the model knows nothing of, and is told whose it is.
+    """
+    ends = time.monotonic() + SECONDS
+    for index in spread(min(len(samples), count)):
+        what = f"{name} sample {index}"
+        try:
+            batch = _as_batch(samples, index)
+        except DataFault:
+            raise
+        except Exception as error:  # of the user's code
+            file, line = users_frame(error)
+            raise DataFault(
+                f"{what} raised {raised_text(error)} (in {file}, line {line}); mend it, or leave it out of the set"
+            ) from error
+        check(batch, what)
+        if _has_what_is_no_number(batch) and not math.isfinite(loss := loss_of(batch)):
+            raise DataFault(
+                f"{what} holds values that are no finite numbers, and its loss is {loss}; mend it, or leave it out of the set"
+            )
+        if time.monotonic() > ends:
+            break
+
+
+def _as_batch(samples: SampleSet, index: int) -> Any:
+    """Return a sample as a batch; beside the first one where the set's own code makes none of it alone, as it leaves some out."""
+    try:
+        return fetch(samples, [index])
+    except Exception:
+        if index == 0:
+            raise
+    return fetch(samples, [0, index])
+
+
+def _has_what_is_no_number(batch: Any) -> bool:
+    tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, Tensor) and not leaf.is_nested)
+    return any(one.is_floating_point() and not bool(torch.isfinite(one).all()) for one in tensors)
