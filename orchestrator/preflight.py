@@ -21,6 +21,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.frontier.checkpointing import why_not_checkpointed
 from batchscout.orchestrator.stages.frontier.propose import predicted_modes, prediction_key
 from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
+from batchscout.orchestrator.stages.grid import propose, skipped
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.units import bytes_text, counted, ending_text, exit_text, shortened
@@ -274,6 +275,7 @@ def check_new_study(
     facts = replace(facts, alone_raises=found.alone_raises, blocks_differ_again=found.differs_again, contents=contents)
     _check_blocks(config, facts)
     _check_single_samples(config, facts)
+    _check_grid(config, facts)
     _check_knobs(config, is_local=is_local)
     if found.outcome == "slow":
         say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it before the first trial")
@@ -567,6 +569,16 @@ def _check_single_samples(config: StudyConfig, facts: Facts) -> None:
                 f"{key} is {', '.join(map(str, sizes))}, and of a micro-batch of 1 sample the model's training raises {facts.alone_raises}; "
                 f"give {key} 2 or more"
             )
+
+
+def _check_grid(config: StudyConfig, facts: Facts) -> None:
+    """Raise ValueError where no combination of a grid can be run."""
+    grid = config.keys_of(Grid)
+    if grid is None or config.keys_of(Frontier):  # which may choose the micro-batch
+        return
+    context = StageContext(grid, config, Study(config.name, facts=facts))
+    if not propose(context):
+        raise ValueError(f"stages.grid has no combination that can be run: {skipped(context)[0]}; change its lists")
 
 
 def _given_size(config: StudyConfig) -> int:

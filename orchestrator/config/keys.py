@@ -351,23 +351,41 @@ class StudyConfig(Strict):
         if (self.objective == "target") != (self.target_loss is not None):
             raise ValueError(_without_its_other_half(self.target_loss))
         _check_regime(self)
+        _check_order(kinds)
         _check_branch(self)
         _check_regularization(self)
         check_cut(self.micro_batch, self.data)
         check_shards(self.parallel, self.world_size)
         check_whole(self.parallel, [self.compile, *compiled_in(self.stages)])
         self._check_real_run()
-        effective = given_batch(self.batch, self.world_size).effective_batch_size
-        if effective > self.sample_budget:
-            raise ValueError(
-                f"sample_budget ({self.sample_budget}) is smaller than one effective batch ({effective}); "
-                "raise sample_budget or lower the batch"
-            )
+        self._check_budget()
         equivalence = self.keys_of(Equivalence)
         if equivalence and equivalence.effective_batch_size:
             for micro_batch_size in equivalence.micro_batch_sizes:
                 derive_accumulation(equivalence.effective_batch_size, micro_batch_size, self.world_size)
         return self
+
+    def _check_budget(self) -> None:
+        """Raise ValueError where a full run has not a single step of a batch that must have one."""
+        effective, budget = given_batch(self.batch, self.world_size).effective_batch_size, self.sample_budget
+        if effective > budget:
+            raise ValueError(
+                f"sample_budget ({budget}) is smaller than one effective batch ({effective}); raise sample_budget or lower the batch"
+            )
+        frontier = self.keys_of(Frontier)
+        if frontier is None or self.keys_of(Train) is None:
+            return
+        reference = self.optimizer.reference_batch_size
+        if self.batch == Batch() and reference > budget:
+            raise ValueError(
+                f"sample_budget ({budget}) is smaller than the baseline's batch, which is optimizer.reference_batch_size ({reference}) as the "
+                "study file gives no batch; raise sample_budget, or give the batch that you train with"
+            )
+        if frontier.smallest * self.world_size > budget:
+            raise ValueError(
+                f"sample_budget ({budget}) is smaller than the smallest batch that the frontier tries (stages.frontier.smallest x world_size = "
+                f"{frontier.smallest * self.world_size}); raise sample_budget or lower smallest"
+            )
 
     def _check_real_run(self) -> None:
         horizons, train = self.keys_of(Horizons), self.keys_of(Train)
@@ -420,6 +438,30 @@ def _loads_weights(model: ModelConfig) -> bool:
     return (
         bool(model.kwargs.get("pretrained")) if model.target == "hf" else ":" in model.target and model.peft is not None
     )
+
+
+_CHOOSES = {
+    "frontier": "chooses the micro-batch and the mode",
+    "throughput": "times the batches",
+    "train": "chooses the batch",
+}
+_CHOICES_BEFORE = {
+    "throughput": ("frontier",),
+    "equivalence": ("frontier",),
+    "train": ("frontier", "throughput"),
+    "learning_rate": (*_CHOOSES,),
+}
+"""By the stage: those whose choices it goes on with, so that none of them may come after it."""
+
+
+def _check_order(kinds: list[str]) -> None:
+    """Raise ValueError where a stage would run before another one whose choice it needs."""
+    for place, kind in enumerate(kinds):
+        late = next((one for one in _CHOICES_BEFORE.get(kind, ()) if one in kinds[place:]), None)
+        if late is not None:
+            raise ValueError(
+                f"stages has '{kind}' before '{late}', which {_CHOOSES[late]} that '{kind}' goes on with; let '{late}' come first"
+            )
 
 
 def _check_branch(config: StudyConfig) -> None:

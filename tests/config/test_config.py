@@ -302,6 +302,16 @@ def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -
      r"gradient_accumulation_steps \(3\).*makes it 8; leave one of them out$"),
     ("sample_budget: 7\nbatch: {micro_batch_size: 8}",
      r"sample_budget \(7\) is smaller than one effective batch \(8\); raise sample_budget or lower the batch$"),
+    ("sample_budget: 31",
+     r"sample_budget \(31\) is smaller than the baseline's batch, which is optimizer.reference_batch_size \(32\) .*; raise sample_budget, or give"),
+    ("sample_budget: 63\nstages: [{type: frontier, smallest: 64}, {type: train}]",
+     r"sample_budget \(63\) is smaller than the smallest batch .* = 64\); raise sample_budget or lower smallest$"),
+    ("stages: [{type: frontier, smallest: 8, largest: 4}]", r"smallest \(8\) is larger than largest \(4\), .*; lower smallest or raise largest$"),
+    ("stages: [{type: throughput}, {type: frontier}]",
+     r"'throughput' before 'frontier', which chooses the micro-batch and the mode .*; let 'frontier' come first$"),
+    ("stages: [{type: train}, {type: frontier}]", r"'train' before 'frontier', .*; let 'frontier' come first$"),
+    ("stages: [{type: frontier}, {type: learning_rate}, {type: train}]",
+     r"'learning_rate' before 'train', which chooses the batch .*; let 'train' come first$"),
     ("stages: [{type: equivalence, micro_batch_sizes: [4, 3], effective_batch_size: 8}]", r"\(8\).*\(3 x 1 = 3\)"),
     ("stages: [{type: train}, {type: train}]", r"'train' twice; .*split it in two studies$"),
     ("stages: [{type: train, unscaled_contrast: true}]",
@@ -533,7 +543,9 @@ def test_warm_up_is_in_samples_and_lasts_30_steps_but_no_more_than_a_fifth_of_th
 def test_the_half_life_of_the_second_moment_is_held_in_samples(batch: int, beta2: float) -> None:
     optimizer = study_of(optimizer={"reference_batch_size": 8, "beta2_scaling": "samples"}).optimizer
     assert optimizer_at(optimizer, batch, 0.1).betas == (0.9, pytest.approx(beta2))
-    at_one = study_of(optimizer={"reference_batch_size": 4096, "beta2_scaling": "samples"}).optimizer
+    at_one = study_of(
+        optimizer={"reference_batch_size": 4096, "beta2_scaling": "samples"}, sample_budget=4096
+    ).optimizer
     assert optimizer_at(at_one, 1, 0.1).betas == (0.9, 0.9999)
 
 
