@@ -18,6 +18,7 @@ from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.environment import observed_environment, obstacles_here, refuse
 from batchscout.orchestrator.signals import interrupt_has_come
 from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.cost import samples_per_second
 from batchscout.orchestrator.stages.frontier.checkpointing import why_not_checkpointed
 from batchscout.orchestrator.stages.frontier.propose import predicted_modes, prediction_key
 from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
@@ -272,10 +273,17 @@ def check_new_study(
     contents = facts.contents
     if contents and found.digests:
         contents = _steady_contents(contents, found.digests)
-    facts = replace(facts, alone_raises=found.alone_raises, blocks_differ_again=found.differs_again, contents=contents)
+    facts = replace(
+        facts,
+        alone_raises=found.alone_raises,
+        pass_seconds=found.seconds if is_local else None,
+        blocks_differ_again=found.differs_again,
+        contents=contents,
+    )
     _check_blocks(config, facts)
     _check_single_samples(config, facts)
     _check_grid(config, facts)
+    _check_device_hours(config, facts)
     _check_knobs(config, is_local=is_local)
     if found.outcome == "slow":
         say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it before the first trial")
@@ -579,6 +587,23 @@ def _check_grid(config: StudyConfig, facts: Facts) -> None:
     context = StageContext(grid, config, Study(config.name, facts=facts))
     if not propose(context):
         raise ValueError(f"stages.grid has no combination that can be run: {skipped(context)[0]}; change its lists")
+
+
+FASTER_AT_MOST = 3.0
+"""So many times as fast as the eager pass that was timed a compiled run may be."""
+
+
+def _check_device_hours(config: StudyConfig, facts: Facts) -> None:
+    """Raise ValueError where what the study may cost is not enough for one run."""
+    if config.budget is None or facts.pass_seconds is None:
+        return
+    seconds = config.sample_budget / samples_per_second(config, facts.pass_seconds)
+    hours = seconds * config.world_size / 3600
+    if config.budget.device_hours < hours / FASTER_AT_MOST:
+        raise ValueError(
+            f"budget.device_hours is {config.budget.device_hours:g}, and one run of {config.sample_budget:,} samples alone takes about {hours:.2g}; "
+            "raise it, or lower sample_budget"
+        )
 
 
 def _given_size(config: StudyConfig) -> int:

@@ -348,9 +348,9 @@ def test_plan_shows_stages_trials_and_what_is_skipped_and_starts_nothing(
         assert name in out
     assert "skipped: effective_batch_size (32) is not a multiple of micro_batch_size x world_size (6 x 1 = 6)" in out
     assert "at most 3 full runs of the time in which the baseline takes 32 samples" in out
-    assert "ETA" not in out
+    assert "cost:" not in out
     _, out, _ = call(capsys, "plan", "grid.yaml")
-    assert "ETA: about" in out
+    assert "cost: at most" in out
     assert not (home / "runs").exists()
 
 

@@ -9,17 +9,18 @@ from rich.table import Table
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.recipe import given_of, left_open_text
-from batchscout.orchestrator.config.stages import Frontier
-from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.config.stages import FEWEST_STEPS, Frontier
+from batchscout.orchestrator.config.trial import base_trial, baseline_batch
 from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.cost import Cost, cost_of, pays_from, samples_per_second
 from batchscout.orchestrator.stages.frontier.propose import ACCUMULATED, modes, modes_with_knobs, smallest_size
 from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.units import bytes_text, counted, seconds_text
+from batchscout.orchestrator.units import bytes_text, counted, training_time_text
 from batchscout.trainers.before.peak_memory import PeakMemory
 from batchscout.trainers.config import TrialConfig
 
@@ -30,18 +31,18 @@ def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> No
     console = Terminal()
     study = Study(config.name, facts=facts)
     full_runs, frontier = num_full_runs(config, study), config.keys_of(Frontier)
-    memory, estimate = None, None
+    memory, told = None, list[str]()
     if predict_memory:  # comes first, so that a fault in model or data is reported before anything is printed
         with console.status("predicting memory and time"):
             memory = _memory(StageContext[Frontier](frontier, config, study)) if frontier else None
-            estimate = _estimate(config, full_runs) if full_runs else None
+            told = estimate(config, facts, full_runs)
     console.print(shown(f"{config.name}: {counted(len(config.stages), 'stage')}", style="bold"))
     for keys in config.stages:
         console.print(shown(f"\n{keys.type}: {type(keys).__doc__}", style="bold"))
         for line in stage_of(keys).describe(StageContext(keys, config, study)):
             console.print(shown(f"  {line}"))
-    if told := left_open_text(config, given_of(config)):
-        console.print(shown(f"\n{told}"))
+    if left_open := left_open_text(config, given_of(config)):
+        console.print(shown(f"\n{left_open}"))
     if by_tokens := _micro_batches(config, facts):
         console.print(shown(f"\n{by_tokens}"))
     if memory:
@@ -52,8 +53,8 @@ def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> No
         console.print(shown(f"at most {config.budget.device_hours:g} device-hours in all (budget.device_hours)"))
     if placed := _placement(config):
         console.print(shown(placed))
-    if estimate:
-        console.print(shown(estimate))
+    for line in told:
+        console.print(shown(line))
 
 
 def _micro_batches(config: StudyConfig, facts: Facts) -> str | None:
@@ -103,25 +104,93 @@ _MEMORY_TITLE = (
 
 # The share of the FLOP/s of large matrix products that a training step reaches. A guess, and the text says so.
 ASSUMED_UTILISATION = 0.5
+# A study that costs more than so many of the runs that it is for is warned of.
+MANY_RUNS = 3
+# What a study may save of a run's time is not known before it; these are examples.
+EXAMPLES = {"half": 0.5, "a tenth": 0.9}
 
 
-def _estimate(config: StudyConfig, full_runs: int) -> str:
-    """Return how long the full runs take, from FLOPs counted on fake tensors and this machine's rate of them."""
+def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
+    """Return what the study costs as one total, for which length of run that pays, and whether it is too much."""
+    if not full_runs:
+        return []
+    if facts.pass_seconds is not None:
+        rate, why = (
+            samples_per_second(config, facts.pass_seconds),
+            "by eager passes that were timed just now on this machine",
+        )
+    else:
+        try:
+            rate, why = _predicted_rate(config)
+        except Exception as error:
+            return [f"cost: {_not_predictable(error)}"]
+    cost = cost_of(config, facts, rate)
+    return [
+        f"cost: {_cost_text(config, cost)} ({why}); what loading data, the optimizer, evaluations and compiling take comes on top",
+        *_payback(config, cost, rate),
+        *_few_steps(config),
+    ]
+
+
+def _cost_text(config: StudyConfig, cost: Cost) -> str:
+    lanes = _lanes(config)
+    wall = f", {training_time_text(cost.total / lanes)} on {counted(lanes, 'lane')}" if lanes > 1 else ""
+    probes = f", and {training_time_text(cost.probes)} of probes" if cost.probes else ""
+    return (
+        f"at most {training_time_text(cost.total)} of a lane{wall}: {counted(cost.num_full_runs, 'full run')} of "
+        f"{training_time_text(cost.run)}, each started in about a second{probes}"
+    )
+
+
+def _lanes(config: StudyConfig) -> int:
+    """Return how many lanes this machine has for the study: one where it has no GPU, and none is asked for."""
+    import torch
+
+    return config.placement.lanes or max(1, torch.cuda.device_count() // config.world_size)
+
+
+def _payback(config: StudyConfig, cost: Cost, rate: float) -> list[str]:
+    """Return from which length of run on the study pays, and a warning where it costs far more than the run that it is for."""
+    lengths = [
+        f"of {training_time_text(pays_from(cost.total, share))} on if it saves {name} of its time"
+        for name, share in EXAMPLES.items()
+    ]
+    said = [f"it pays from a run {', '.join(lengths)}"]
+    samples = config.real_run.samples if config.real_run else config.sample_budget
+    if cost.total > MANY_RUNS * samples / rate:
+        which = "real_run.samples" if config.real_run else "sample_budget"
+        said.append(
+            f"Warning: that is {cost.total * rate / samples:,.0f} times the run of {samples:,} samples ({which}, {training_time_text(samples / rate)}): "
+            "it pays for a longer run, which real_run.samples names, or for one that is made often; fewer runs: stages.train.max_runs, or "
+            "budget: {device_hours: ...}"
+        )
+    return said
+
+
+def _few_steps(config: StudyConfig) -> list[str]:
+    """Return a warning where the baseline's run has fewer steps than a comparison needs."""
+    batch = baseline_batch(config)
+    steps = config.sample_budget // batch
+    if steps >= FEWEST_STEPS:
+        return []
+    return [
+        f"Warning: a full run of the baseline (effective batch {batch}) has {counted(steps, 'optimizer step')}, and after fewer than {FEWEST_STEPS} "
+        f"a loss says little of a batch; set sample_budget to {FEWEST_STEPS * batch:,} or more"
+    ]
+
+
+def _predicted_rate(config: StudyConfig) -> tuple[float, str]:
+    """Return (the samples/s, how they are known), from FLOPs counted on fake tensors and this machine's rate of them."""
     from batchscout.trainers.device.device import pick_device
     from batchscout.trainers.device.device_peak import matmul_flops_per_second
     from batchscout.trainers.speed.flops import flops_per_sample
 
     trial = base_trial(config, None)
-    try:
-        flops = flops_per_sample(trial)
-    except Exception as error:
-        return f"ETA: {_not_predictable(error)}"
-    rate = matmul_flops_per_second(pick_device(), trial.precision) * config.world_size
-    seconds = full_runs * config.sample_budget * flops / (ASSUMED_UTILISATION * rate)
-    return (
-        f"ETA: about {seconds_text(seconds)} of training, longer for a small model, if nothing is pruned ({flops:.2g} FLOPs per sample, at "
-        f"{ASSUMED_UTILISATION:.0%} of the {rate:.2g} FLOP/s that matrix products reach on {counted(config.world_size, 'rank')} of this "
-        "machine); start-up, compiling and the probes come on top. batchscout run shows the time left as it is measured"
+    flops = flops_per_sample(trial)
+    peak = matmul_flops_per_second(pick_device(), trial.precision) * config.world_size
+    return ASSUMED_UTILISATION * peak / flops, (
+        f"by {flops:.2g} FLOPs per sample, at {ASSUMED_UTILISATION:.0%} of the {peak:.2g} FLOP/s that matrix products reach here; longer for a "
+        "small model"
     )
 
 

@@ -13,6 +13,7 @@ from batchscout.orchestrator.output.known import Known, compared_of, known_of, u
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.stages.branch import BranchFindings
 from batchscout.orchestrator.stages.context import disturbance_in
+from batchscout.orchestrator.stages.cost import pays_from
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
 from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
 from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
@@ -171,7 +172,7 @@ def _pays_from(config: StudyConfig, study: Study, known: Known | None) -> str:
         or not study.lane_seconds
     ):
         return ""
-    pays = training_time_text(study.lane_seconds / (1 - known.time.share))
+    pays = training_time_text(pays_from(study.lane_seconds, known.time.share))
     return f" The study held its lanes for {training_time_text(study.lane_seconds)} in all, and pays from a run of {pays} on."
 
 

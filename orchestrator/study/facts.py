@@ -25,6 +25,9 @@ class Facts:
     num_batch_norms: int | None = None
     num_blocks: int | None = None
     """The model's repeated blocks, which are checkpointed one by one; 0 where none were found."""
+    pass_seconds: tuple[float, float] | None = None
+    """What a forward and backward pass of eager code took on the machine that begins the study: (whatever its size, and for each sample).
+    None where it was not timed, or trials run elsewhere."""
     alone_raises: str | None = None
     """What a single sample raises in training, as BatchNorm over vectors does; None where it does not, or where it was not tried."""
     blocks_differ_again: str | None = None

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from batchscout.orchestrator.output.plan import print_plan
+from batchscout.orchestrator.config.stages import FEWEST_STEPS
+from batchscout.orchestrator.output.plan import estimate, print_plan
+from batchscout.orchestrator.stages.cost import Cost, cost_of, samples_per_second
 from batchscout.orchestrator.study.facts import Facts
 from tests.support.lane_player import study_of
 
@@ -68,6 +70,49 @@ def test_where_the_ranks_of_a_trial_run_is_told_where_the_study_file_leaves_a_ch
     )
     print_plan(study_of(), Facts(), predict_memory=False)
     assert "placement" not in capsys.readouterr().out
+
+
+def test_the_cost_is_one_total_with_the_length_of_run_for_which_it_pays() -> None:
+    """12 runs of 75 s for a run of 75 s: 16 minutes, as somebody's were without a word."""
+    config = study_of(stages=[{"type": "train", "max_runs": 12}], sample_budget=7500, placement={"lanes": 2})
+    facts = Facts(pass_seconds=(0.0, 0.01))
+    assert cost_of(config, facts, samples_per_second(config, (0.0, 0.01))) == Cost(75.0, 12, 0.0)
+    told = " ".join(estimate(config, facts, 12))
+    assert "cost: at most 15 min 16 s of a lane, 7 min 38 s on 2 lanes: 12 full runs of 1 min 15 s" in told
+    assert "it pays from a run of 30 min 31 s on if it saves half of its time" in told
+    assert "Warning: that is 12 times the run of 7,500 samples (sample_budget, 1 min 15 s)" in told
+
+
+def test_a_study_that_is_cheap_for_its_run_is_not_warned_of() -> None:
+    config = study_of(
+        stages=[{"type": "train"}, {"type": "horizons"}], sample_budget=7500, real_run={"samples": 75_000}
+    )
+    assert not [line for line in estimate(config, Facts(pass_seconds=(0.0, 0.01)), 14) if "Warning" in line]
+
+
+def test_a_fixed_part_of_a_pass_is_shared_by_the_samples_of_a_batch() -> None:
+    config = study_of(batch={"micro_batch_size": 8}, world_size=2)
+    assert samples_per_second(config, (0.06, 0.01)) == pytest.approx(2 * 8 / 0.14)
+
+
+def test_runs_of_few_steps_are_warned_of_with_the_budget_that_has_enough() -> None:
+    told = [
+        " ".join(estimate(study_of(sample_budget=budget), Facts(pass_seconds=(0.0, 0.01)), 1))
+        for budget in (8 * FEWEST_STEPS - 1, 8 * FEWEST_STEPS)
+    ]
+    assert "has 39 optimizer steps" in told[0]
+    assert f"set sample_budget to {8 * FEWEST_STEPS} or more" in told[0]
+    assert "optimizer step" not in told[1]
+
+
+def test_which_batches_are_compared_is_told_and_why_others_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+    said = planned(capsys, FUNNEL)
+    assert "(the baseline)" in said
+    assert "and larger only if faster than the baseline: " in said
+    print_plan(study_of(stages=FUNNEL, sample_budget=10_000, world_size=3), Facts(), predict_memory=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Warning: your own batch (8) is not among them: it is no multiple of world_size (3)" in said
+    assert "is compared with no other" in planned(capsys, [{"type": "train"}])
 
 
 def test_one_of_a_kind_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -61,6 +62,9 @@ BYTES_PER_WEIGHT_BYTE = 3
 much is followed with fake tensors."""
 
 Part = Literal["data", "model", "loss", "pass"]
+TIMED_SIZES = (2, 8)
+TIMES = 3
+SECONDS_TO_REPEAT = 1.0
 PARTS: tuple[Part, ...] = get_args(Part)
 """Loading the data, building the model, finding the loss, and the pass."""
 
@@ -83,6 +87,8 @@ class FirstPass:
     """passed: how many targets the first samples have on average."""
     alone_raises: str | None = None
     """passed: what a single sample raises in training, as BatchNorm does; None where it does not."""
+    seconds: tuple[float, float] | None = field(default=None, compare=False)
+    """passed: what a forward and backward pass takes, whatever its size, and for each sample. None where it could not be timed."""
     differs_again: str | None = None
     """passed: how a block of the model that was run again on the same input differed; None where none did."""
     digests: dict[str, str] = field(default_factory=dict, compare=False)
@@ -117,7 +123,8 @@ def _followed(
                 digests |= told["digests"]
                 continue
             if "outcome" in told:
-                return FirstPass(**told)
+                seconds = told["seconds"]
+                return FirstPass(**told | {"seconds": seconds and tuple(seconds)})
             if "kind" in told:
                 give_notice(NoticeKind(told["kind"]), told["text"])
                 continue
@@ -257,6 +264,7 @@ def _take(
         "pass",
         ". ".join(filter(None, told)),
         targets_per_sample=targets_per_sample,
+        seconds=_seconds(module, loss, train_set, device),
         alone_raises=_raised_alone(module, loss, move(fetch(train_set, indices[:1]), device), device),
         differs_again=again.differed,
     )
@@ -321,6 +329,34 @@ MOST_NAMED = 3
 
 def _some(names: list[str]) -> str:
     return f"{', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
+
+
+def _seconds(
+    module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
+) -> tuple[float, float] | None:
+    """Return what a pass takes, whatever its size, and for each sample, by passes of two sizes; None where the larger one does not
+    go."""
+
+    def once(batch: Any) -> float:
+        started = time.perf_counter()
+        loss(module, batch)[0].backward()
+        return time.perf_counter() - started
+
+    taken = dict[int, float]()
+    for size in TIMED_SIZES:
+        try:
+            batch = move(fetch(train_set, [number % len(train_set) for number in range(size)]), device)
+            with seeded(module, 0), buffers_kept(module):
+                taken[size] = once(batch)
+                if taken[size] < SECONDS_TO_REPEAT:  # the first one of a size makes its kernels ready
+                    taken[size] = min(once(batch) for _ in range(TIMES))
+        except Exception:  # nothing is known of it then; what is wrong with such a batch the run will say
+            return None
+        finally:
+            module.zero_grad()
+    (small, of_small), (large, of_large) = taken.items()
+    of_each = min(max(0.0, (of_large - of_small) / (large - small)), of_small / small)
+    return of_small - small * of_each, of_each
 
 
 def _raised_alone(module: nn.Module, loss: LossFunction, batch: Any, device: torch.device) -> str | None:

@@ -34,6 +34,7 @@ from batchscout.orchestrator.stages.train.findings import TrainFindings as Train
 from batchscout.orchestrator.stages.train.findings import chosen_run as chosen_run
 from batchscout.orchestrator.stages.train.findings import loss_deviation as loss_deviation
 from batchscout.orchestrator.stages.train.findings import trained as trained
+from batchscout.orchestrator.stages.train.foreseen import foreseen
 from batchscout.orchestrator.stages.train.lineup import lineup_of as lineup_of
 from batchscout.orchestrator.stages.train.outlook import why_it_cannot_win
 from batchscout.orchestrator.stages.train.propose import FIRST_RUNS as FIRST_RUNS
@@ -44,8 +45,10 @@ from batchscout.orchestrator.units import counted, number_text
 def describe(context: StageContext[Train]) -> list[str]:
     most = context.stage.max_runs
     if context.config.keys_of(Frontier):
-        return [f"every effective batch in its fastest form, at equal {_cost(context)}; {counted(most, 'run')} at most"]
-    return [_described(one) for one in lineup_of(context).candidates] + [f"{counted(most, 'run')} at most"]
+        runs = [f"each batch in its fastest form, at equal {_cost(context)}; {counted(most, 'run')} at most"]
+    else:
+        runs = [*map(_described, lineup_of(context).candidates), f"{counted(most, 'run')} at most"]
+    return [*runs, *foreseen(context)]
 
 
 def _cost(context: StageContext[Train]) -> str:
