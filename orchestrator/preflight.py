@@ -631,21 +631,33 @@ def _check_knobs(config: StudyConfig, *, is_local: bool) -> None:
         check_machine(names, "cuda" if _has_cuda() else "cpu")
 
 
-def check_host(config: StudyConfig) -> None:
-    """Raise ValueError if a study on this machine alone may not start what it needs, if its ranks cannot reach each other, or may take more
-    memory than it has, or than this process's control group may take: the kernel ends whoever takes more."""
+def check_environment(config: StudyConfig) -> None:
+    """Raise ValueError if a study on this machine alone may not start what it needs, or if its ranks cannot reach each other."""
     refuse(obstacles_here(observed_environment(), config.world_size, on_gpu=_has_cuda()))
+
+
+def check_host(config: StudyConfig) -> None:
+    """Raise ValueError if a study on this machine alone could not run, or if its ranks may take more memory than it has."""
+    check_environment(config)
+    if (beyond := beyond_host(config)) is not None:
+        raise ValueError(f"{beyond}; lower memory_limit, or leave it out, and each rank has an equal share")
+
+
+def beyond_host(config: StudyConfig) -> str | None:
+    """Return in words how the ranks of a study may take more memory than this machine has, or than this process's control group may
+    take: the kernel ends whoever takes more. None where they may not."""
     if config.memory_limit is None or _has_cuda():
-        return
+        return None
     num_ranks, of_host, of_group = (config.placement.lanes or 1) * config.world_size, host_bytes(), cgroup.limit_bytes()
     if config.memory_limit * num_ranks > min(of_host, of_group or of_host):
         group = (
             "" if of_group is None else f", of which its control group lets this process have {bytes_text(of_group)}"
         )
-        raise ValueError(
+        return (
             f"memory_limit is {bytes_text(config.memory_limit)} for each of {counted(num_ranks, 'rank')}, and this machine has "
-            f"{bytes_text(of_host)}{group}; lower memory_limit, or leave it out, and each rank has an equal share"
+            f"{bytes_text(of_host)}{group}"
         )
+    return None
 
 
 def check_ranks(config: StudyConfig) -> None:

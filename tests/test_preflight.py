@@ -296,12 +296,29 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 
 
 @pytest.mark.usefixtures("passing")
-@pytest.mark.parametrize("changes", [{"memory_limit": "900GiB"}, {"data": {"target": "mine:no_data"}}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"model": {"target": "mine:not_a_module"}}, {"data": {"target": "mine:no_data"}}], ids=str
+)
 def test_a_plan_is_refused_as_the_run_would_be(changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     code, said = run(capsys, **changes)
     with pytest.raises(SystemExit) as ended:
         main(["plan", "study.yaml"])
     assert (ended.value.code, capsys.readouterr().err) == (code, said)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("passing", "home")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's memory is its own limit")
+def test_a_plan_of_more_memory_than_there_is_predicts_what_fits_into_it(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [{"type": "frontier", "activation_checkpointing": ["none"], "compile": [False], "memory_knobs": []}]
+    Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"memory_limit": "900GiB", "stages": stages}))
+    code, out, _ = planned(capsys)
+    assert code == 0
+    assert "largest in" in out
+    assert "900 GiB" in out
+    assert re.search(
+        r"this machine has [^ ]* GiB.*: so this is a prediction for another machine", " ".join(out.split())
+    )
 
 
 @pytest.mark.usefixtures("passing")

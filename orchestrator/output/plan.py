@@ -25,9 +25,9 @@ from batchscout.trainers.before.peak_memory import PeakMemory
 from batchscout.trainers.config import TrialConfig
 
 
-def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> None:
+def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool, beyond: str | None = None) -> None:
     """Print the stages, the trials known by now, what is skipped and why, and the frontier's predicted memory. facts: what is
-    known of model and data."""
+    known of model and data. beyond: how the study's memory limit is more than this machine has, so that it is another's."""
     console = Terminal()
     study = Study(config.name, facts=facts)
     full_runs, frontier = num_full_runs(config, study), config.keys_of(Frontier)
@@ -48,7 +48,16 @@ def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool) -> No
     if memory:
         console.print(shown(f"\n{_MEMORY_TITLE}", style="bold"))
         console.print(memory)
-    console.print(shown(f"\nat most {counted(full_runs, 'full run')} of {_run_cost(config)}, beside the short probes"))
+    if full_runs:
+        runs = f"at most {counted(full_runs, 'full run')} of {_run_cost(config)}, beside the short probes"
+        console.print(shown(f"\n{runs}"))
+    if beyond:
+        console.print(
+            shown(
+                f"{beyond}: so this is a prediction for another machine, on which alone it can run. The sizes are those of a CPU's kernels; a GPU's "
+                "libraries and the rounding of its allocator take somewhat more, compiled code less or more; the time below is this machine's"
+            )
+        )
     if config.budget:
         console.print(shown(f"at most {config.budget.device_hours:g} device-hours in all (budget.device_hours)"))
     if placed := _placement(config):

@@ -31,15 +31,16 @@ def plan(arguments: argparse.Namespace) -> int:
     config = config_of(arguments)
     with copy_to_read(place_of_study(arguments, config)) as run_dir:
         refuse_other_study(config := as_it_began(config, run_dir), run_dir)
-    facts = Facts()
+    facts, beyond = Facts(), None
     if not arguments.no_memory:
-        preflight.check_host(config)
+        preflight.check_environment(config)
+        beyond = preflight.beyond_host(config)
         require_libraries(config.tracking)
         preflight.check_ranks(config)
         say = functools.partial(print, file=sys.stderr)
         with heard_by(lambda notice: say(printable(notice.text))):
             facts = preflight.check_new_study(config, is_local=True, compiles=uses_compile(config), say=say)
-    print_plan(config, facts, predict_memory=not arguments.no_memory)
+    print_plan(config, facts, predict_memory=not arguments.no_memory, beyond=beyond)
     return 0
 
 
