@@ -20,7 +20,8 @@ from batchscout.orchestrator.signals import interrupt_has_come
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.cost import samples_per_second
 from batchscout.orchestrator.stages.frontier.checkpointing import why_not_checkpointed
-from batchscout.orchestrator.stages.frontier.propose import predicted_modes, prediction_key
+from batchscout.orchestrator.stages.frontier.propose import predicted_modes, prediction_key, smallest_size
+from batchscout.orchestrator.stages.frontier.too_small import check_fits
 from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
 from batchscout.orchestrator.stages.grid import propose, skipped
 from batchscout.orchestrator.study.facts import Facts
@@ -408,6 +409,8 @@ def with_predicted_memory(config: StudyConfig, facts: Facts, say: Callable[[str]
     peaks = predict_in_own_process(list(trials.values()))
     known = {key: peak for key, peak in zip(trials, peaks, strict=True) if isinstance(peak, PeakMemory)}
     unknown = {key: found.why for key, found in zip(trials, peaks, strict=True) if isinstance(found, NotPredictable)}
+    if not unknown:
+        check_fits(config, known.values(), smallest_size(context))
     for text in unpredicted_texts(unknown, len(trials)):
         say(text)
     return replace(facts, predicted_memory=known, unpredicted_memory=unknown or None)

@@ -16,6 +16,7 @@ from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.cost import Cost, cost_of, pays_from, samples_per_second
 from batchscout.orchestrator.stages.frontier.propose import ACCUMULATED, modes, modes_with_knobs, smallest_size
+from batchscout.orchestrator.stages.frontier.too_small import check_fits
 from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.study.facts import Facts
@@ -223,6 +224,9 @@ def _memory(context: StageContext[Frontier]) -> Group:
     predicted = dict(zip(rows, predict_in_own_process(list(rows.values())), strict=True))
     if refused := next((found for found in predicted.values() if isinstance(found, ValueError)), None):
         raise refused
+    peaks = [found for found in predicted.values() if isinstance(found, PeakMemory)]
+    if len(peaks) == len(predicted):
+        check_fits(context.config, peaks, smallest_size(context))
     limit, free = _limit(context), context.config.headroom
     allowed = [limit, limit * (1 - free)] if limit else []
     table = _memory_table(sizes, limit, free)

@@ -85,7 +85,7 @@ class Allowance:
         return ""
 
 
-def allowance(context: StageContext[Frontier] | StageContext[Throughput], baseline_rate: float | None) -> Allowance:
+def allowance(context: StageContext[Frontier | Throughput], baseline_rate: float | None) -> Allowance:
     """Return what the stage's trials may take: a share of the time that the study's full runs take at most, and
     FEWEST_SECONDS at least; any time in a study without such runs.
 

@@ -123,8 +123,10 @@ def _followed(
                 digests |= told["digests"]
                 continue
             if "outcome" in told:
-                seconds = told["seconds"]
-                return FirstPass(**told | {"seconds": seconds and tuple(seconds)})
+                match told["seconds"]:
+                    case [fixed, of_each]:
+                        told["seconds"] = fixed, of_each
+                return FirstPass(**told)
             if "kind" in told:
                 give_notice(NoticeKind(told["kind"]), told["text"])
                 continue
