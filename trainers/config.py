@@ -9,6 +9,7 @@ import inspect
 import itertools
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +28,7 @@ from pydantic import (
 )
 
 from batchscout.trainers.criteria import Loss
+from batchscout.trainers.errors import users_frame
 from batchscout.trainers.knobs import MemoryKnobsTogether, check_knobs
 from batchscout.trainers.strict import Strict
 
@@ -605,19 +607,29 @@ def derive_accumulation(effective_batch_size: int, micro_batch_size: int, world_
 
 
 def resolve(path: str) -> Any:
-    """Return the object that `package.module:attribute` names; an import leaves this process in the directory that it is in. Raises ValueError
-    that says which half does not exist."""
+    """Return the object that `package.module:attribute` names; an import leaves this process in the directory that it is in. A script that
+    parses its arguments as it is imported is given none: this process's are not its. Raises ValueError that says which half does not exist."""
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
         raise ValueError(f"'{path}' is not an import path; write it as package.module:callable")
+    given, sys.argv = sys.argv, [module_name]
     try:
         with contextlib.chdir("."):
             found: Any = importlib.import_module(module_name)
+    except SystemExit as error:
+        file, line = users_frame(error)
+        raise ValueError(
+            f"'{path}' does not resolve: importing '{module_name}' ended with exit code {error.code} (in {file}, line {line}), as a script does that "
+            'parses arguments and misses one; let it do so under if __name__ == "__main__", or study the script as it is called: from: '
+            "{script: ..., args: [...]}"
+        ) from error
     except ModuleNotFoundError as error:
         raise ValueError(
             f"'{path}' does not resolve: no module named '{error.name}'; "
             "run from the directory that holds it, or install the package"
         ) from error
+    finally:
+        sys.argv = given
     for name in attribute.split("."):
         if not hasattr(found, name):
             raise ValueError(f"'{path}' does not resolve: '{module_name}' has no '{attribute}'; check its spelling")

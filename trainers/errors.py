@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
@@ -91,10 +92,11 @@ def users_frame(error: BaseException) -> tuple[str, int]:
 
 
 _OURS = (str(Path(__file__).parents[1]),)
+_PYTHONS = sysconfig.get_path("stdlib")
 
 
 def _is_the_users(file: str) -> bool:
-    return "site-packages" not in file and not file.startswith((*_OURS, "<frozen "))
+    return "site-packages" not in file and not file.startswith((*_OURS, _PYTHONS, "<frozen "))
 
 
 def innermost_line(error: BaseException, leave_out: str) -> str:
