@@ -107,8 +107,11 @@ def find(
         make_private_directory(where)
         if handed and not file.exists():
             objects.keep(handed, file)
-        config = study_of(tree, "what find was given", say=lambda told: print(f"batchscout: {told}", file=sys.stderr))
-        ending = run_study(config, where, address, remeasure=fresh, quiet=quiet)
+        told = list[str]()
+        config = study_of(tree, "what find was given", told.append)
+        for sentence in told:
+            print(f"batchscout: {sentence}", file=sys.stderr)
+        ending = run_study(config, where, address, remeasure=fresh, quiet=quiet, told=told)
         if ending.exit_code == 2:
             raise ValueError(ending.message)
     if ending.exit_code == 130:

@@ -114,6 +114,7 @@ class Wishes:
     seconds_to_save: int
     """How long the running trials have to save a checkpoint where the study is stopped."""
     quiet: bool
+    told: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -140,15 +141,16 @@ def run_study(
     keep_finished: bool = False,
     seconds_to_save: int = SECONDS_TO_SAVE,
     quiet: bool = False,
+    told: Sequence[str] = (),
 ) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input.
 
     retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see. keep_finished: True if
     trials are to be kept though the user's code or data have changed since. seconds_to_save: how long the running trials have to save a
-    checkpoint where the study is stopped.
+    checkpoint where the study is stopped. told: what was told of the object that `from` names when the study was read.
     """
     require_libraries(config.tracking)
-    wishes = Wishes(address, min_nodes, remeasure, retry_failed, keep_finished, seconds_to_save, quiet)
+    wishes = Wishes(address, min_nodes, remeasure, retry_failed, keep_finished, seconds_to_save, quiet, (*told,))
     if isinstance(place, Path):
         return _run(config, place, None, wishes)
     stored = _held(lambda: StoredStudy(place, runs_trials_here=address is None))
@@ -282,7 +284,8 @@ def _begin(
             journal.append(FactsRead(facts=preflight.with_predicted_memory(config, facts, say)))
             journal.append(FactsRead(facts=without_what_it_writes(began_with, config)))
     token = uuid.uuid4().hex[:8]
-    journal.append(RunBegan(token=token, given=config.model_dump(mode="json", exclude_unset=True)))
+    given = config.model_dump(mode="json", exclude_unset=True)
+    journal.append(RunBegan(token=token, given=given, told=wishes.told))
     if (told := left_open_text(config, journal.study.given)) is not None:
         say(told)
     return token, [*journal.met, *notices]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import Field, model_validator
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.trainers.before.source import Library, Source, read_source
+from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.strict import Strict
 
 LONGEST_BY_DEFAULT: int = StudyConfig.model_fields["sample_budget"].default
@@ -71,13 +71,8 @@ def with_source(tree: Mapping[str, Any], say: Callable[[str], object]) -> dict[s
     named = From.model_validate(tree["from"])
     _refuse_two_names(given, named)
     source = named.source(own_loss=given.get("loss") is not None)
-    began = time.monotonic()
     said = read_source(source)
-    if source.library == "script":
-        say(
-            f"from script {source.target}: watching it took {time.monotonic() - began:.0f} s, which each process of a lane spends once"
-        )
-    for sentence in said.told:
+    for sentence in (*said.told, *_changed(said, given)):
         say(f"from {source.library} {source.target}: {sentence}")
     return _merged({**said.keys, **_length(said.run_samples)}, given)
 
@@ -85,6 +80,30 @@ def with_source(tree: Mapping[str, Any], say: Callable[[str], object]) -> dict[s
 def _length(run_samples: int | None) -> dict[str, int]:
     """Return the samples of a full run: as many as the object's own, up to what a study takes where nobody says it."""
     return {} if run_samples is None else {"sample_budget": min(run_samples, LONGEST_BY_DEFAULT)}
+
+
+def _changed(said: Settings, given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the study file has otherwise than the object: its length, and the keys that come before the object's own."""
+    budget = given.get("sample_budget") or min(said.run_samples or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
+    if said.run_samples is not None and said.run_samples != budget and given.get("real_run") is None:
+        yield (
+            f"its run takes {said.run_samples:,} samples, and full runs of the study {budget:,}, with its schedule over that length"
+            + (
+                f"; real_run: {{samples: {said.run_samples}}} carries the answer to its own"
+                if said.run_samples > budget
+                else ""
+            )
+        )
+    for key, value in given.items():
+        own = said.keys.get(key)
+        parts = (
+            [(f"{key}.{part}", one, own.get(part)) for part, one in value.items()]
+            if isinstance(value, dict) and isinstance(own, dict)
+            else [(key, value, own)]
+        )
+        for name, one, before in parts:
+            if before is not None and one != before:
+                yield f"{name} is {one} in the study file, and {before} in it"
 
 
 def _refuse_two_names(given: Mapping[str, Any], named: From) -> None:

@@ -222,7 +222,7 @@ def found_text(subject: Subject) -> str:
     match subject:
         case WatchedSubject():
             what = "\n".join(subject.said.taken)
-            return f"{subject.command.script} was watched until its second optimizer step ({subject.seconds:.0f} s):\n{what}"
+            return f"{subject.command.script} was watched until its second optimizer step ({subject.seconds:.0f} s, once in each process of a study):\n{what}"
         case FromSubject(is_there=True):
             return f"{subject.maker.target} ({subject.maker.where}) makes what the {subject.library} library trains: its model, data and loss are studied as they are."
         case FromSubject():

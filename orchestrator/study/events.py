@@ -73,6 +73,8 @@ class RunBegan(_Event):
     """Names this driver among all that have run the study."""
     given: dict[str, JsonValue] = {}
     """The keys of the study that its file and options gave; all others had their defaults."""
+    told: tuple[str, ...] = ()
+    """What is otherwise in the study than in the object that its `from` names, one sentence each."""
 
 
 class ClusterReady(_Event):

@@ -84,6 +84,8 @@ class Study:
     """How many lanes trials have run on."""
     given: dict[str, JsonValue] = field(default_factory=dict, init=False, compare=False)
     """The keys of the study that its file and options gave when it began; none where an earlier version did not write them."""
+    told: tuple[str, ...] = field(default=(), init=False, compare=False)
+    """What is otherwise in it than in the object that its `from` names, one sentence each."""
     began: float | None = field(default=None, init=False, compare=False)
     """The time of the first event, in seconds since 1970; None before there is one."""
     last: float | None = field(default=None, init=False, compare=False)
@@ -164,7 +166,7 @@ class Study:
         match event:
             case RunBegan():
                 self.tokens.add(event.token)
-                self.given = self.given or event.given
+                self.given, self.told = self.given or event.given, self.told or event.told
                 self._wait_again()
                 self._close_lanes(event.time)
             case LanesChanged():

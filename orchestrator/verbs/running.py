@@ -47,7 +47,8 @@ def plan(arguments: argparse.Namespace) -> int:
 @fit_environment()
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
-    config = config_of(arguments)
+    told = list[str]()
+    config = config_of(arguments, told.append)
     with interrupts_afterwards():  # the libraries' own code, half imported
         from batchscout.orchestrator.execution.code_shipping import import_from_here
         from batchscout.orchestrator.output.exports import first_trainer
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         retry_failed=arguments.retry_failed,
         keep_finished=arguments.keep_finished,
         seconds_to_save=arguments.seconds_to_save,
+        told=told,
     )
     leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr

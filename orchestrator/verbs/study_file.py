@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from batchscout.orchestrator.config.keys import StudyConfig
 
 
-def config_of(arguments: argparse.Namespace) -> StudyConfig:
+def config_of(arguments: argparse.Namespace, hear: Callable[[str], object] = lambda _: None) -> StudyConfig:
+    """Return the study that was typed. hear: is told what people are told of the object that its `from` names."""
     from batchscout.orchestrator.config.load import load_study
 
     def say(told: str) -> None:
+        hear(told)
         print(f"batchscout: {printable(told)}", file=sys.stderr)
 
     return load_study(arguments.study, arguments.set, say)

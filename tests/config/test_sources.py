@@ -60,8 +60,29 @@ def test_an_optimizer_that_the_study_file_names_is_its_own_alone(tmp_path: Path,
 
 def test_what_is_otherwise_is_told(reading: list[Source]) -> None:
     told = list[str]()
+    keys = {
+        "sample_budget": 40_000,
+        "optimizer": {"lr": 0.1, "betas": [0.5, 0.0]},
+        "precision": "float32",
+        "schedule": {"decay": 0.1},
+    }
+    with_source({"from": {"lightning": "a:b"}, **keys}, told.append)
+    assert told == [
+        "from lightning a:b: its schedule is another",
+        "from lightning a:b: optimizer.betas is [0.5, 0.0] in the study file, and [0.9, 0.0] in it",
+        "from lightning a:b: precision is float32 in the study file, and bfloat16 in it",
+    ]
+
+
+def test_a_run_that_the_study_shortens_is_told_with_the_key_that_carries_the_answer_to_it(
+    reading: list[Source],
+) -> None:
+    told, carried = list[str](), list[str]()
     with_source({"from": {"lightning": "a:b"}}, told.append)
-    assert told == ["from lightning a:b: its schedule is another"]
+    assert "its run takes 40,000 samples, and full runs of the study 32,768, " in told[1]
+    assert "real_run: {samples: 40000}" in told[1]
+    with_source({"from": {"lightning": "a:b"}, "real_run": {"samples": 40_000}}, carried.append)
+    assert len(carried) == 1
 
 
 @pytest.mark.parametrize(

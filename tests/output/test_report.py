@@ -406,3 +406,10 @@ def test_the_report_names_what_the_study_file_left_open(config: StudyConfig) -> 
     assert "weight_decay: 0.1" in said
     assert "lr:" not in said
     assert "precision" not in said
+
+
+def test_the_report_names_what_is_otherwise_than_in_the_object_that_is_studied(config: StudyConfig) -> None:
+    study = Study("s")
+    study.apply(RunBegan(token="first", told=("precision is float32 in the study file, and bfloat16 in it",)))
+    study.apply(RunBegan(token="resumed"))
+    assert setting(config, study)["recipe"] == "precision is float32 in the study file, and bfloat16 in it"

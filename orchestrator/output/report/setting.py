@@ -29,6 +29,7 @@ def setting(config: StudyConfig, study: Study) -> dict[str, str]:
         "lanes": _lanes(study),
         "versions": ", ".join(f"{name} {number}" for name, number in (facts.versions or {}).items()),
         "run": _dates(study),
+        "recipe": "; ".join(study.told),
         "defaults": (left_open_text(config, study.given) or "") if study.given else "",
     }
     return {name: text for name, text in told.items() if text}
