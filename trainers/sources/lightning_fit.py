@@ -141,7 +141,7 @@ class _InFit:
 
     @property
     def num_training_batches(self) -> float:
-        return _num_batches(self.train_dataloader, self.what_is_fitted.trainer.limit_train_batches)
+        return num_batches(self.train_dataloader, self.what_is_fitted.trainer.limit_train_batches)
 
     @property
     def max_epochs(self) -> int:
@@ -232,7 +232,7 @@ def _one_loader(loader: Any, what: str) -> DataLoader[Any]:
     return loader
 
 
-def _num_batches(loader: DataLoader[Any], limit: float) -> float:
+def num_batches(loader: DataLoader[Any], limit: float) -> float:
     """Return how many batches an epoch has on one device, as Lightning counts them; infinity of a stream. limit: `limit_train_batches`,
     a number of batches if it is an int, or else a share of them."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -13,8 +14,9 @@ from torch.utils.data import DataLoader
 
 from batchscout.trainers.errors import LossFault
 from batchscout.trainers.sources.kinds import LIGHTNING, is_lightning_trainer, is_overridden, library_of
-from batchscout.trainers.sources.lightning_fit import Fit
+from batchscout.trainers.sources.lightning_fit import Fit, num_batches
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
+from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_rates, take_schedule, told_of_momentum
 from batchscout.trainers.sources.settings import Settings, num_samples_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
 
@@ -104,7 +106,16 @@ def groups(model: OfLightning) -> list[dict[str, Any]]:
     return groups_of(_configured(fit)[0])
 
 
-def _configured(fit: Fit) -> tuple[Optimizer, Any]:
+@dataclass(frozen=True)
+class _Scheduled:
+    """A schedule as `configure_optimizers` returns it: Lightning calls it once in so many epochs or steps."""
+
+    scheduler: Any
+    interval: str = "epoch"
+    frequency: int = 1
+
+
+def _configured(fit: Fit) -> tuple[Optimizer, _Scheduled | None]:
     """Return the optimizer that a module configures, and its schedule or None."""
     found: Any = fit.called(fit.module, "configure_optimizers")
     if isinstance(found, dict):
@@ -121,8 +132,10 @@ def _configured(fit: Fit) -> tuple[Optimizer, Any]:
     return optimizers[0], _schedule_in(schedules[0]) if schedules else None
 
 
-def _schedule_in(told: Any) -> Any:
-    return told.get("scheduler") if isinstance(told, dict) else told
+def _schedule_in(told: Any) -> _Scheduled | None:
+    if not isinstance(told, dict):
+        return None if told is None else _Scheduled(told)
+    return _Scheduled(told["scheduler"], told.get("interval", "epoch"), told.get("frequency", 1))
 
 
 def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
@@ -130,33 +143,72 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     trainer = fit.trainer
     optimizer, schedule = _configured(fit)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(optimizer) | {"max_gradient_norm": None}}
-    told = [*_schedule(schedule, keys), *_told_of(fit.module)]
-    batch, run_samples = train_loader.batch_size or 1, None
+    told, run = [*told_of_momentum(optimizer), *_told_of(fit.module)], _run_of(trainer, train_loader)
     if trainer is not None:
         told += _of_trainer(trainer, keys)
-        batch *= trainer.accumulate_grad_batches
-        run_samples = _run_samples(trainer, num_samples_of(train_loader.dataset), batch)
-    keys["optimizer"]["reference_batch_size"] = batch
-    return Settings(keys, tuple(told), run_samples)
+    keys["optimizer"]["reference_batch_size"] = run.samples_per_step
+    return Settings(keys, (*_schedule(fit.module, schedule, keys, run), *told), run.samples)
 
 
-def _schedule(schedule: Any, keys: dict[str, Any]) -> Iterable[str]:
-    match type(schedule).__name__:
-        case "NoneType":
-            keys["schedule"] = {"type": "constant"}
-        case "CosineAnnealingLR":
-            keys["schedule"] = {"type": "cosine"}
-        case name:
-            yield f"its schedule {name} is not one of the study's, which takes warmup_stable_decay; set schedule to choose another"
+@dataclass(frozen=True)
+class _Run:
+    """The run that a Trainer is set to."""
+
+    samples: int | None
+    steps: int | None
+    """None where it has no end, or none that is known: of both."""
+    samples_per_step: int
+    steps_per_epoch: float
+    """Infinity of a stream."""
 
 
-def _told_of(module: nn.Module) -> Iterable[str]:
-    unheard = [method for method in NOT_CALLED if is_overridden(module, method, LIGHTNING)]
-    if unheard:
+def _run_of(trainer: Any, train_loader: DataLoader[Any]) -> _Run:
+    batch, num_samples = train_loader.batch_size or 1, num_samples_of(train_loader.dataset)
+    if trainer is None:
+        return _Run(None, None, batch, num_batches(train_loader, 1.0))
+    in_epoch, accumulation = num_batches(train_loader, trainer.limit_train_batches), trainer.accumulate_grad_batches
+    steps_per_epoch = in_epoch if math.isinf(in_epoch) else max(1, math.ceil(in_epoch / accumulation))
+    epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else math.inf
+    steps = min(trainer.max_steps if trainer.max_steps > 0 else math.inf, epochs * steps_per_epoch)
+    if math.isinf(steps):
+        return _Run(None, None, batch * accumulation, steps_per_epoch)
+    of_epochs = math.inf if num_samples is None else epochs * min(num_samples, in_epoch * batch)
+    samples = min(steps * batch * accumulation, of_epochs)  # the last step of an epoch may be smaller
+    return _Run(int(samples), int(steps), batch * accumulation, steps_per_epoch)
+
+
+def _schedule(module: Any, found: _Scheduled | None, keys: dict[str, Any], run: _Run) -> Iterable[str]:
+    """Set the schedule to the module's own, over its whole run; yield what is to be told."""
+    if found is None:
+        take_rates(keys, [keys["optimizer"]["lr"]])
+        return
+    scheduler, name = found.scheduler, type(found.scheduler).__name__
+    between_calls = found.frequency * (1 if found.interval == "step" else run.steps_per_epoch)
+    # One that has an end of its own tells its shape without a Trainer, too.
+    calls = getattr(scheduler, "total_steps", getattr(scheduler, "T_max", None))
+    if run.steps is not None:
+        steps = run.steps
+    elif calls is not None and math.isfinite(between_calls):
+        steps = int(calls * between_calls)
+    else:
         yield (
-            f"{type(module).__name__}.{_and(unheard)} not called: evaluations take training_step's loss, in evaluation mode, and "
-            "self.log leads nowhere"
+            f"its schedule {name} goes on for as long as its run, and how long that is, is not known; a study takes its own warm-up and "
+            "warmup_stable_decay: return the Trainer, too, as the last, or set schedule to choose another"
         )
+        return
+    own_call = is_overridden(module, "lr_scheduler_step", LIGHTNING)
+    if own_call or not take_schedule(keys, scheduler, max(2, steps), between_calls):
+        yield f"its schedule {name} {NOT_FORETOLD}"
+
+
+def _told_of(module: nn.Module) -> list[str]:
+    unheard = [method for method in NOT_CALLED if is_overridden(module, method, LIGHTNING)]
+    if not unheard:
+        return []
+    return [
+        f"{type(module).__name__}.{_and(unheard)} not called: evaluations take training_step's loss, in evaluation mode, and "
+        "self.log leads nowhere"
+    ]
 
 
 def _and(names: Sequence[str]) -> str:
@@ -211,13 +263,3 @@ def _of_callbacks(callbacks: Iterable[Any]) -> list[str]:
         else:
             told.append(f"the callback {name} is not called")
     return told
-
-
-def _run_samples(trainer: Any, num_samples: int | None, batch: int) -> int | None:
-    """Return the samples of the run that the Trainer is set to; None where it has no end, or none that is known. batch: the effective
-    one. num_samples: of a pass; None of a stream."""
-    by_steps = trainer.max_steps * batch if trainer.max_steps > 0 else math.inf
-    has_passes = trainer.max_epochs and trainer.max_epochs > 0 and num_samples is not None
-    by_epochs = trainer.max_epochs * num_samples if has_passes else math.inf
-    samples = min(by_steps, by_epochs)
-    return int(samples) if math.isfinite(samples) else None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from batchscout.trainers.sources.having import having
 from batchscout.trainers.sources.kinds import is_overridden, library_of
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
+from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_schedule, told_of_momentum
 from batchscout.trainers.sources.settings import Settings, num_samples_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
 
@@ -108,27 +112,31 @@ def settings(trainer: Any) -> Settings:
     args = trainer.args
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
     num_samples = num_samples_of(trainer.train_dataset)
-    by_passes = None if num_samples is None else int(args.num_train_epochs * num_samples)
-    run_samples = args.max_steps * batch if args.max_steps > 0 else by_passes
+    steps, run_samples = args.max_steps, args.max_steps * batch
+    if steps <= 0 and num_samples is not None:
+        steps_per_epoch = math.ceil(
+            math.ceil(num_samples / args.per_device_train_batch_size) / args.gradient_accumulation_steps
+        )
+        steps, run_samples = (
+            math.ceil(args.num_train_epochs * steps_per_epoch),
+            int(args.num_train_epochs * num_samples),
+        )
     clip = {"max_gradient_norm": float(args.max_grad_norm) or None, "reference_batch_size": batch}
+    optimizer = trainer.create_optimizer()
     keys: dict[str, Any] = {
-        "optimizer": optimizer_keys(trainer.create_optimizer()) | clip,
+        "optimizer": optimizer_keys(optimizer) | clip,
         "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
     }
-    return Settings(keys, (*_schedule(args, keys), *_told_of(trainer)), run_samples)
+    told = list(_schedule(trainer, optimizer, keys, steps))
+    return Settings(keys, (*told, *told_of_momentum(optimizer), *_told_of(trainer)), run_samples)
 
 
-def _schedule(args: Any, keys: dict[str, Any]) -> Iterable[str]:
-    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    match kind:
-        case "cosine":
-            keys["schedule"] = {"type": "cosine"}
-        case "constant" | "constant_with_warmup":
-            keys["schedule"] = {"type": "constant"}
-        case "linear":
-            keys["schedule"] = {"type": "warmup_stable_decay", "decay": 0.99}
-        case _:
-            yield f"its schedule {kind} is not one of the study's, which takes warmup_stable_decay; set schedule to choose another"
+def _schedule(trainer: Any, optimizer: Optimizer, keys: dict[str, Any], num_steps: int) -> Iterable[str]:
+    """Set the schedule to what the Trainer makes for its whole run; yield what is to be told."""
+    with having(trainer, "lr_scheduler", trainer.lr_scheduler):
+        schedule = trainer.create_scheduler(num_training_steps=num_steps, optimizer=optimizer)
+    if not take_schedule(keys, schedule, num_steps):
+        yield f"its schedule {type(schedule).__name__} {NOT_FORETOLD}"
 
 
 def _told_of(trainer: Any) -> Iterable[str]:
@@ -139,8 +147,6 @@ def _told_of(trainer: Any) -> Iterable[str]:
     own = [type(one).__name__ for one in trainer.callback_handler.callbacks if library_of(type(one)) not in LIBRARIES]
     if own:
         yield f"the callbacks {', '.join(own)} are not called"
-    if is_overridden(trainer, "create_scheduler", LIBRARIES):
-        yield f"{type(trainer).__name__}.create_scheduler is not called: schedule and warm-up are the study's"
 
 
 def _checkpoints(args: Any) -> bool:

@@ -126,7 +126,7 @@ def test_what_module_loader_and_trainer_say_becomes_the_studys_keys() -> None:
     assert said.keys["precision"] == "bfloat16"
     assert optimizer == {
         "lr": 1e-2, "type": "adamw", "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 0.1, "max_gradient_norm": 0.5,
-        "param_groups": "batchscout.trainers.sources.adapted:param_groups", "reference_batch_size": 16,
+        "param_groups": "batchscout.trainers.sources.adapted:param_groups", "reference_batch_size": 16, "warmup": 0,
     }  # fmt: skip
     assert said.run_samples == 96
     assert said.keys["schedule"] == {"type": "constant"}

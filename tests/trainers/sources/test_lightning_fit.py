@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from batchscout.orchestrator.find import Subject
@@ -25,6 +25,7 @@ from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.sources import objects
 from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups
 from batchscout.trainers.sources.lightning_fit import Fit, fit_of
+from batchscout.trainers.step.learning_rate import factor_at
 from tests.support.tiny import cpu_run
 
 L = pytest.importorskip("lightning")
@@ -311,27 +312,79 @@ class AfterItsLoader(Module):
     def configure_optimizers(self) -> Any:
         self.trainer.fit_loop.setup_data()
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.2)
-        return [optimizer], [CosineAnnealingLR(optimizer, len(self.trainer.train_dataloader))]
+        steps = self.trainer.max_epochs * len(self.trainer.train_dataloader)
+        return [optimizer], [{"scheduler": CosineAnnealingLR(optimizer, steps), "interval": "step"}]
 
 
-KINDS = {kind.__name__: kind for kind in (OneCycle, CosineByStep, CosineByEpoch, AfterItsLoader)}
+class Halved(Module):
+    """After every second epoch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": StepLR(optimizer, 1, 0.5), "frequency": 2}}
 
 
-def scheduled(kind: str) -> Any:
-    return KINDS[kind](), loader(), loader(8), trainer(max_epochs=2)
+class OnPlateau(Module):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "loss"}}
+
+
+KINDS = {
+    kind.__name__: kind for kind in (OneCycle, CosineByStep, CosineByEpoch, AfterItsLoader, Halved, OnPlateau)
+}  # fmt: skip
+
+
+def scheduled(kind: str, epochs: int | None = 2) -> Any:
+    made = (KINDS[kind](), loader(), loader(8))
+    return made if epochs is None else (*made, trainer(max_epochs=epochs))
+
+
+def said_of_kind(kind: str, **kwargs: Any) -> Any:
+    return read(Source("lightning", f"{HERE}:scheduled", {"kind": kind, **kwargs}))
 
 
 @pytest.mark.parametrize("kind", ["CosineByStep", "CosineByEpoch", "AfterItsLoader"])
 def test_a_schedule_as_long_as_the_trainers_run_is_the_studys(kind: str) -> None:
-    said = read(Source("lightning", f"{HERE}:scheduled", {"kind": kind}))
+    said = said_of_kind(kind)
     assert (said.keys["schedule"], said.keys["optimizer"]["lr"], said.told) == ({"type": "cosine"}, 0.2, ())
+    assert said.keys["optimizer"]["warmup"] == 0
 
 
-def test_the_rate_of_a_cycle_is_its_highest_and_the_cycle_is_told() -> None:
-    said = read(Source("lightning", f"{HERE}:scheduled", {"kind": "OneCycle"}))
-    assert (said.keys["optimizer"]["lr"], said.keys["optimizer"]["betas"]) == (0.3, [0.8, 0.0])
-    assert "schedule" not in said.keys
-    assert said.told[0].startswith("its schedule OneCycleLR is not one of the study's")
+@pytest.mark.parametrize(
+    ("kind", "epochs", "lr", "factors"),
+    [
+        ("OneCycle", 20, 0.3, {0.0: 0.04, 0.3: 1.0, 0.65: 0.5, 1.0: 0.0}),
+        ("Halved", 6, 0.2, {0.1: 1.0, 0.3: 1.0, 0.4: 0.5, 0.6: 0.5, 0.7: 0.25, 1.0: 0.25}),
+    ],
+)
+def test_a_schedule_without_a_name_here_keeps_its_shape_over_the_trainers_run(
+    kind: str, epochs: int, lr: float, factors: dict[float, float]
+) -> None:
+    said = said_of_kind(kind, epochs=epochs)
+    assert said.keys["optimizer"]["lr"] == lr
+    assert {share: factor_at(said.keys["schedule"]["factors"], share) for share in factors} == {
+        share: pytest.approx(factor, abs=0.03) for share, factor in factors.items()
+    }
+
+
+def test_a_momentum_that_a_cycle_moves_is_told() -> None:
+    said = said_of_kind("OneCycle")
+    assert said.keys["optimizer"]["betas"] == [0.8, 0.0]
+    assert said.told[0].startswith("its schedule moves the momentum between 0.85 and 0.95, and a study keeps it at 0.8")
+
+
+@pytest.mark.parametrize(
+    ("kind", "epochs", "said"),
+    [
+        ("OnPlateau", 2, "its schedule ReduceLROnPlateau follows what is trained"),
+        ("Halved", None, "its schedule StepLR goes on for as long as its run, and how long that is, is not known"),
+    ],
+)
+def test_a_schedule_that_cannot_be_foretold_is_told_and_not_guessed(kind: str, epochs: int | None, said: str) -> None:
+    found = said_of_kind(kind, epochs=epochs)
+    assert "schedule" not in found.keys
+    assert found.told[0].startswith(said)
 
 
 # Where there is none

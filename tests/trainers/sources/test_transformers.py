@@ -15,8 +15,9 @@ from batchscout.trainers.before.read_source import read
 from batchscout.trainers.before.source import Source
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.model.losses import loss_function
-from batchscout.trainers.sources.adapted import module_of
+from batchscout.trainers.sources.adapted import module_of, settings_of
 from batchscout.trainers.sources.of_transformers import OfTrainer
+from batchscout.trainers.step.learning_rate import factor_at
 from tests.support.tiny import cpu_run
 
 pytest.importorskip("accelerate")
@@ -68,7 +69,7 @@ def said_of(make: Callable[[], Any]) -> Any:
 
 def trial(**changes: Any) -> TrialConfig:
     said = said_of(make).keys
-    optimizer = {k: v for k, v in said["optimizer"].items() if k not in ("lr", "reference_batch_size")}
+    optimizer = {k: v for k, v in said["optimizer"].items() if k not in ("lr", "reference_batch_size", "warmup")}
     shared = {"micro_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-2, "sample_budget": 24}
     places = {"model": said["model"], "data": said["data"], "optimizer": optimizer, "schedule": said["schedule"]}
     return TrialConfig.model_validate({**places, **shared, "compile": False, **changes})
@@ -106,10 +107,51 @@ def test_what_arguments_and_optimizer_say_becomes_the_studys_keys() -> None:
     said = said_of(make)
     assert said.keys["optimizer"] == {
         "lr": 1e-2, "type": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.1, "max_gradient_norm": 1.0,
-        "param_groups": "batchscout.trainers.sources.adapted:param_groups", "reference_batch_size": 8,
+        "param_groups": "batchscout.trainers.sources.adapted:param_groups", "reference_batch_size": 8, "warmup": 0,
     }  # fmt: skip
     assert said.run_samples == 24
     assert "loss" not in said.keys, "the Trainer counts the targets itself"
+
+
+def scheduled(kind: str = "constant", cls: Any = None, **changes: Any) -> Any:
+    return made(cls, args=arguments(lr_scheduler_type=kind, max_steps=200, **changes))
+
+
+class OwnSchedule(transformers.Trainer):
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        self.lr_scheduler = torch.optim.lr_scheduler.StepLR(optimizer, num_training_steps // 2, 0.5)
+        return self.lr_scheduler
+
+
+@pytest.mark.parametrize(
+    ("told", "factors"),
+    [
+        ({"kind": "linear"}, {0.0: 1.0, 0.25: 0.75, 1.0: 0.0}),
+        ({"kind": "cosine", "warmup_steps": 50}, {0.0: 0.0, 0.125: 0.5, 0.25: 1.0, 0.625: 0.5, 1.0: 0.0}),
+        ({"kind": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}}, {0.0: 1.0, 0.25: 0.5, 0.52: 1.0, 0.75: 0.5}),
+        ({"kind": "constant_with_warmup", "warmup_steps": 100}, {0.0: 0.0, 0.25: 0.5, 0.5: 1.0, 1.0: 1.0}),
+        ({"cls": OwnSchedule}, {0.2: 1.0, 0.45: 1.0, 0.55: 0.5, 1.0: 0.5}),
+    ],
+)  # fmt: skip
+def test_a_schedule_without_a_name_here_keeps_its_shape(told: dict[str, Any], factors: dict[float, float]) -> None:
+    said = settings_of(scheduled(**told), None)
+    assert (said.keys["optimizer"]["lr"], said.keys["optimizer"]["warmup"]) == (1e-2, 0)
+    assert {share: factor_at(said.keys["schedule"]["factors"], share) for share in factors} == {
+        share: pytest.approx(factor, abs=0.03) for share, factor in factors.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["cosine", "constant"])
+def test_a_schedule_that_has_a_name_here_is_called_by_it(kind: str) -> None:
+    trainer = scheduled(kind)
+    assert settings_of(trainer, None).keys["schedule"] == {"type": kind}
+    assert trainer.lr_scheduler is None, "its own run makes one of its own"
+
+
+def test_a_schedule_that_depends_on_the_loss_is_told_and_not_guessed() -> None:
+    said = settings_of(scheduled("reduce_lr_on_plateau", eval_strategy="steps"), None)
+    assert "schedule" not in said.keys
+    assert said.told[0].startswith("its schedule ReduceLROnPlateau follows what is trained")
 
 
 def the_longest_first() -> Any:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from batchscout.trainers.sources.schedules import MOST_CALLS, NUM_FACTORS, rates_of
+from batchscout.trainers.sources.schedules import MOST_CALLS, rates_of, spread
 from batchscout.trainers.sources.watch.observer import Place, Seen
 from batchscout.trainers.sources.watch.statements import parsed
 
@@ -33,13 +33,7 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
         return later and [first, *later[::calls_between]]
     passes = math.ceil(num_steps / steps_per_pass) if steps_per_pass else 0
     later = rates_of(schedule, passes - 1) if passes else None
-    return later and [later[min(len(later) - 1, int(step / (steps_per_pass or 1)))] for step in _spread(num_steps)]
-
-
-def _spread(num_steps: int) -> list[int]:
-    """Return steps that are evenly spread over a run, its first and its last among them."""
-    count = min(num_steps, 10 * NUM_FACTORS)
-    return [round(place * (num_steps - 1) / max(1, count - 1)) for place in range(count)]
+    return later and [later[min(len(later) - 1, int(step / (steps_per_pass or 1)))] for step in spread(num_steps)]
 
 
 def _of_expression(seen: Seen, num_steps: int) -> list[float] | None:
@@ -54,7 +48,7 @@ def _of_expression(seen: Seen, num_steps: int) -> list[float] | None:
             for counter in _counters(tree):
                 for first in (0, 1):
                     if _same(_values(expression, place, counter, [first, first + 1]), wanted):
-                        return _values(expression, place, counter, [first + step for step in _spread(num_steps)])
+                        return _values(expression, place, counter, [first + step for step in spread(num_steps)])
     return None
 
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.optimizers import optimizer_keys
-from batchscout.trainers.sources.schedules import ALIKE, schedule_like
+from batchscout.trainers.sources.schedules import take_rates, told_of_momentum
 from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.sources.watch.batches import (
     FromCall,
@@ -37,6 +37,7 @@ def settings(loop: Loop) -> Settings:
     length = run_samples(loop.batches.source, loop.seen, loop.micro_batch_size)
     told = list(_schedule(loop, keys, batch, length))
     keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
+    told += told_of_momentum(loop.optimizer)
     return Settings(keys, (*told, *_told(loop)), length, tuple(_taken(loop, batch)))
 
 
@@ -54,11 +55,7 @@ def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) 
             "set schedule to choose another"
         )
         return
-    keys["schedule"], highest = schedule_like(rates)
-    keys["optimizer"]["warmup"] = 0
-    # The highest may lie between two steps that were looked at.
-    if not math.isclose(highest, keys["optimizer"]["lr"], rel_tol=ALIKE):
-        keys["optimizer"]["lr"] = highest
+    take_rates(keys, rates)
 
 
 def _of_data(loop: Loop) -> str:
