@@ -280,6 +280,7 @@ def check_new_study(
         pass_seconds=found.seconds if is_local else None,
         blocks_differ_again=found.differs_again,
         contents=contents,
+        own_run=found.own_run,
     )
     _check_blocks(config, facts)
     _check_single_samples(config, facts)

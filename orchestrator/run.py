@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -159,7 +159,7 @@ def run_study(
             ending = _run(config, stored.run_dir, stored, wishes)
         except ValueError as error:
             raise ValueError(stored.told(str(error))) from error
-    return Ending(ending.exit_code, stored.told(ending.message))
+    return replace(ending, message=stored.told(ending.message))
 
 
 def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes: Wishes) -> Ending:
@@ -485,12 +485,13 @@ def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, journ
     stands."""
     if journal.published is not None:
         journal.published.store.expect_no_answers()
+    trainer = None
     try:
         if not journal.has_vanished():
-            _finish(config, run_dir, journal)
+            trainer = _finish(config, run_dir, journal).trainer
     except StorageLost as error:
         why += f"; {error}"
-    return Ending(exit_code, f"{why} ({_count(journal.study)})")
+    return Ending(exit_code, f"{why} ({_count(journal.study)})", trainer)
 
 
 def _count(study: Study) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import math
 import os
 import shlex
 import shutil
@@ -11,14 +13,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pydantic import JsonValue, TypeAdapter
 
 from batchscout import load
 from batchscout.orchestrator.config.load import load_study
 from batchscout.orchestrator.config.trial import base_trial
-from batchscout.trainers.before.first_pass import FirstPass, parts
+from batchscout.orchestrator.output.exports import export
+from batchscout.trainers.before.first_pass import FirstPass, first_pass, parts
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.targets import counted_in
 from batchscout.trainers.loop import train
@@ -26,7 +31,9 @@ from batchscout.trainers.model.blocks import find_blocks
 from batchscout.trainers.report import Report
 from batchscout.trainers.reporting.evaluation import evaluate
 from batchscout.trainers.run import Run
+from batchscout.trainers.sources.settings import GROUPS, OwnRun
 from tests.support.every import for_every
+from tests.support.example_study import example_recommendation
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -122,6 +129,125 @@ def test_a_gan_is_no_study(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "two optimizers take turns (Adam and Adam), as those of a GAN do" in done.stderr
     assert [one.name for one in tmp_path.iterdir()] == ["gan.py"]
+
+
+def own_run_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What an example's Trainer is set to, as the first pass of a study finds it."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    found = first_pass(base_trial(load_study(Path("study.yaml"), ["stages=[{type: train}]"]), None), 60)
+    assert found.outcome == "passed", found.said
+    assert found.own_run is not None
+    return TypeAdapter(OwnRun).dump_python(found.own_run, mode="json")
+
+
+def copied(name: str, short: Path, **changes: tuple[str, str]) -> Path:
+    """A copy of an example whose script has other texts in the place of these."""
+    folder = short / name
+    shutil.copytree(EXAMPLES / name, folder)
+    text = (folder / "train.py").read_text()
+    for before, after in changes.values():
+        assert before in text
+        text = text.replace(before, after)
+    (folder / "train.py").write_text(text)
+    return folder
+
+
+OWN: dict[str, JsonValue] = {
+    "micro_batch_size": 4, "gradient_accumulation_steps": 2, "effective_batch_size": 8, "learning_rate": 3e-3, "sample_budget": 128,
+    "warmup_samples": 0, "precision": "float32", "compile": False, "activation_checkpointing": "none",
+    "optimizer": {"type": "adamw", "betas": [0.9, 0.99], "param_groups": GROUPS, "weight_decay": 0.05},
+}  # fmt: skip
+"""What a short study of one of the examples may recommend."""
+
+
+@pytest.mark.slow
+def test_a_lightning_script_runs_with_what_is_pasted_back(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its own epochs, in its own groups."""
+    pytest.importorskip("lightning")
+    folder = copied("lightning", short, size=("num_train: int = 4096", "num_train: int = 64"))
+    own_run = own_run_of(folder, monkeypatch)
+    schedule: JsonValue = {"type": "table", "factors": [0.0, 1.0, 0.5]}
+    pasted = export(example_recommendation(**OWN, own_run=own_run, schedule=schedule), "lightning")
+    assert "batchscout." not in pasted
+    script, _, _ = (folder / "train.py").read_text().partition("if __name__")
+    (folder / "train.py").write_text(script + pasted + _FITTED)
+    told = json.loads(run(folder, short, "train.py").splitlines()[-1])
+    assert told["rates"] == pytest.approx([3e-3 * min(n / 3.5, 1 - (n - 3.5) / 7) for n in range(8)])
+    assert told["groups"] == [[[0.9, 0.99], 0.05], [[0.9, 0.99], 0.0]]
+
+
+_FITTED = """
+import json
+
+
+class Rates(L.Callback):
+    seen = []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.seen.append(optimizer.param_groups[0]["lr"])
+
+
+trainer.callbacks.append(Rates())
+trainer.fit(Classifier(), Digits(batch_size=micro_batch_size))
+groups = [(group["betas"], group["weight_decay"]) for group in trainer.optimizers[0].param_groups]
+print(json.dumps({"rates": Rates.seen, "groups": groups}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "to"), [("transformers_trainer", "hf"), ("trl_sft", "trl")])
+def test_a_trainers_script_runs_with_what_is_pasted_back(
+    name: str, to: str, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its own epochs, on its own schedule, with whatever else it says of no matter to a study."""
+    pytest.importorskip(SCRIPTS[name])
+    pytest.importorskip("accelerate")
+    size = {"hf": ("files[:20]", "files[:1]"), "trl": ("instructions(4096", "instructions(64")}[to]
+    restarts = "lr_scheduler_type='cosine_with_restarts', lr_scheduler_kwargs={'num_cycles': 2}"
+    folder = copied(
+        name,
+        short,
+        size=size,
+        schedule=('lr_scheduler_type="cosine"', restarts),
+        epochs=("num_train_epochs=1", "num_train_epochs=2"),
+    )
+    own_run = own_run_of(folder, monkeypatch)
+    pasted = export(example_recommendation(**OWN, own_run=own_run, schedule=own_run["schedule"]), to)
+    before = (folder / "train.py").read_text()
+    begin = before.index("args=") + len("args=")
+    call = before[begin : before.index("),\n", begin) + 1]
+    script, _, _ = before.replace(call, "args").partition("if __name__")
+    top, _, make = script.partition("def make_trainer")
+    (folder / "train.py").write_text(f"{top}{pasted}\n\ndef make_trainer{make}{_TRAINED}")
+    told = json.loads(run(folder, short, "train.py").splitlines()[-1])
+    steps = math.ceil(told["samples"] / 4 / 2) * 2  # of two epochs
+    assert (told["epochs"], told["steps"], told["report_to"]) == (2, steps, [])
+    warmup = {"hf": 20 * 16 // 8, "trl": 0}[to]  # of 16 samples a step before, and 8 now
+    expected = [
+        n / warmup if n < warmup else 0.5 * (1 + math.cos(math.pi * (2 * (n - warmup) / (steps - warmup) % 1.0)))
+        for n in range(steps)
+    ]
+    assert told["rates"] == pytest.approx([3e-3 * factor for factor in expected], abs=3e-4)
+
+
+_TRAINED = """
+import json
+from transformers import TrainerCallback
+
+
+class Rates(TrainerCallback):
+    seen = []
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs):
+        self.seen.append(optimizer.param_groups[0]["lr"])
+
+trainer = make_trainer()
+trainer.add_callback(Rates())
+trainer.train()
+told = {"epochs": args.num_train_epochs, "steps": trainer.state.global_step, "report_to": args.report_to}
+print(json.dumps({**told, "samples": len(trainer.train_dataset), "rates": Rates.seen}))
+"""
 
 
 SMALL = {

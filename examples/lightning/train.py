@@ -88,8 +88,8 @@ def drawn(count: int, seed: int) -> Dataset:
     return TensorDataset(images, labels)
 
 
-def make() -> tuple[Classifier, Digits]:  # batchscout
-    return Classifier(), Digits()  # batchscout
+def make() -> tuple[Classifier, Digits, L.Trainer]:  # batchscout
+    return Classifier(), Digits(), L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False)  # batchscout
 
 
 if __name__ == "__main__":

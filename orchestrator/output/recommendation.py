@@ -44,6 +44,7 @@ from batchscout.trainers.config import (
 )
 from batchscout.trainers.files import written_whole
 from batchscout.trainers.knobs import with_settings
+from batchscout.trainers.sources.settings import OwnRun
 from batchscout.trainers.user_code import SCRIPT
 
 BatchNorm = Literal["micro-batch", "all ranks"]
@@ -192,6 +193,9 @@ class Recommendation:
     """What holds for the real run, where the study was asked for it."""
     script: Script | None = None
     """The script that was studied (`from: {script: ...}`). None, and not in the file, in any other study."""
+    own_run: OwnRun | None = None
+    """The run that the object under `from` is set to: exports have its length, and the keys of its own Trainer. None, and not in the file, in any
+    other study."""
     complete: bool
     """False while a stage of the study has yet to conclude."""
     evidence: Evidence
@@ -274,6 +278,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         would_decide=would_decide(config, study, winner),
         real_run=found(study, HorizonsFindings),
         script=_script(config),
+        own_run=study.facts.own_run,
         complete=all(stage.type in study.conclusions for stage in config.stages),
         evidence=_evidence(study, nearest),
         alternatives=_alternatives(config, study, nearest),

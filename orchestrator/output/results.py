@@ -7,6 +7,7 @@ from pathlib import Path
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.decisions.retries import trials_that_count
+from batchscout.orchestrator.output.exports import first_trainer
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.study.run_directory import logs_of
@@ -21,6 +22,8 @@ class Ending:
 
     exit_code: int
     message: str
+    trainer: str | None = None
+    """What the recommendation is most likely to be pasted into, as `export` names it; None where there is none."""
 
 
 def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
@@ -32,13 +35,15 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
         return Ending(
             2 if failed.bad_input else 1,
             f"{failed.stage}: {failed.reason}\n{remedy or _without_a_failure(failed, study)}",
+            first_trainer(config, study.facts.own_run) if recommendation else None,
         )
     done = "\n".join(f"{conclusion.stage}: {conclusion.reason}" for conclusion in study.conclusions.values())
     result = "\n".join(recommendation.paragraphs()) if recommendation else done or "the study has no result yet"
+    trainer = first_trainer(config, study.facts.own_run) if recommendation else None
     if remedy:
-        return Ending(1, f"{result}\n{remedy}")
+        return Ending(1, f"{result}\n{remedy}", trainer)
     wants_one = any(stage_of(stage).trains_candidates for stage in config.stages)
-    return Ending(1 if wants_one and recommendation is None else 0, result)
+    return Ending(1 if wants_one and recommendation is None else 0, result, trainer)
 
 
 def _remedy(run_dir: Path, study: Study) -> str:

@@ -9,6 +9,7 @@ from batchscout.trainers.before.peak_memory import PeakMemory
 from batchscout.trainers.config import DevicePeak, Precision
 from batchscout.trainers.counted import Counted, rate_unit
 from batchscout.trainers.errors import NotFollowed
+from batchscout.trainers.sources.settings import OwnRun
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Facts:
     """The memory knobs that change no number and that the model goes with: a frontier tries them unasked."""
     regularizers: dict[str, float] | None = None
     """What the model takes of `dropout` and `label_smoothing`, as it is set."""
+    own_run: OwnRun | None = None
+    """Of a model that trains elsewhere (`from`), the run that it is set to there."""
     predicted_memory: dict[str, PeakMemory] | None = None
     """The peak memory that fake tensors predict, by the name of the mode that it is predicted for."""
     unpredicted_memory: dict[str, NotFollowed] | None = None

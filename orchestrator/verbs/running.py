@@ -51,7 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_of(arguments, told.append)
     with interrupts_afterwards():  # the libraries' own code, half imported
         from batchscout.orchestrator.execution.code_shipping import import_from_here
-        from batchscout.orchestrator.output.exports import first_trainer
         from batchscout.orchestrator.output.tracking import how_to_look
         from batchscout.orchestrator.run import run_study
 
@@ -77,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         if is_there(place, "recommendation.json"):
             typed = quoted(str(arguments.dir or Path("runs") / config.name))
             print(f"  recommendation: {beside(place, 'recommendation.json')}", file=stream)
-            print(f"  paste it:       batchscout export {typed} --to {first_trainer(config)}", file=stream)
+            if ending.trainer is not None:
+                print(f"  paste it:       batchscout export {typed} --to {ending.trainer}", file=stream)
         if isinstance(place, Path):
             for what, command in how_to_look(config.tracking, place).items():
                 print(f"  {what + ':':15} {command}", file=stream)

@@ -27,6 +27,7 @@ from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.output.exports import export
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import Schedule, TrialConfig
+from batchscout.trainers.sources.settings import GROUPS
 from batchscout.trainers.step.learning_rate import learning_rate_of_step
 from tests.support.every import for_every
 from tests.support.example_study import example_recommendation
@@ -215,6 +216,10 @@ def test_hf_sgd_keeps_momentum_and_decay() -> None:
 
 
 def lightning_of(r: Recommendation) -> tuple[dict[str, Any], dict[str, Any]]:
+    return lightning_text(export(r, "lightning"))
+
+
+def lightning_text(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """(Trainer's keyword arguments, the names defined), with names of Lightning's that only note what they are told."""
     given: dict[str, Any] = {}
     module = ModuleType("lightning")
@@ -223,7 +228,7 @@ def lightning_of(r: Recommendation) -> tuple[dict[str, Any], dict[str, Any]]:
         Trainer=lambda **kwargs: given.update(kwargs),
         seed_everything=lambda seed: given.update(seed=seed),
     )
-    return given, run(export(r, "lightning"), {"lightning": module})
+    return given, run(text, {"lightning": module})
 
 
 def test_lightning_trainer_is_the_recommendation() -> None:
@@ -735,6 +740,122 @@ def test_an_export_says_what_stands_for_micro_batches_that_are_cut_by_tokens(to:
 @pytest.mark.parametrize("to", ["hf", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt"])
 def test_a_schedule_of_the_users_own_is_told_where_it_cannot_be_said(to: str) -> None:
     assert "the schedule is your own" in export(recommendation(schedule=SCHEDULES[-1]), to)
+
+
+# What a study of a Trainer gives back to it
+
+
+TRAINER: dict[str, JsonValue] = {
+    "library": "transformers", "samples": 36_000, "samples_per_step": 16, "schedule": SCHEDULES[-1],
+    "arguments": {
+        "output_dir": "mine", "lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0, "num_decay_steps": 900},
+        "warmup_steps": 200, "num_train_epochs": 3, "optim": "adamw_torch", "remove_unused_columns": False,
+        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "seed": 7, "torch_compile_mode": "max-autotune",
+    },
+}  # fmt: skip
+
+
+def of_trainer(own_run: dict[str, Any] = TRAINER, **changes: Any) -> Recommendation:
+    """A short study of a Trainer whose run is longer, at another batch than its own: 64 samples a step in place of 16."""
+    optimizer = recommendation().optimizer.model_dump(mode="json") | {"param_groups": GROUPS}
+    kept = {"own_run": own_run, "schedule": own_run["schedule"], "warmup_samples": 0, "optimizer": optimizer}
+    return recommendation(**(kept | changes))
+
+
+def test_a_trainer_gets_its_own_arguments_back_with_other_numbers() -> None:
+    given = hf_arguments(export(of_trainer(), "hf"))
+    own = {
+        "output_dir": "mine",
+        "num_train_epochs": 3,
+        "optim": "adamw_torch",
+        "remove_unused_columns": False,
+        "seed": 7,
+    }
+    decided = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "learning_rate": 6e-4}
+    assert own | decided == {key: given[key] for key in own | decided}
+    assert not given.keys() & {"max_steps", "torch_compile_mode"}
+
+
+def test_the_steps_of_its_own_schedule_are_counted_in_the_recommended_batch() -> None:
+    given = hf_arguments(export(of_trainer(), "hf"))
+    assert (given["lr_scheduler_type"], given["warmup_steps"]) == ("polynomial", 50)
+    assert given["lr_scheduler_kwargs"] == {"power": 2.0, "num_decay_steps": 225}
+
+
+def test_a_schedule_of_the_study_file_comes_before_its_own() -> None:
+    given = hf_arguments(export(of_trainer(schedule={"type": "cosine"}, warmup_samples=128), "hf"))
+    assert (given["lr_scheduler_type"], given["warmup_steps"]) == ("cosine", 2)
+    assert "lr_scheduler_kwargs" not in given
+
+
+REAL: dict[str, JsonValue] = {
+    "samples": 90_000, "effective_batch_size": 64, "learning_rate": 6e-4, "learning_rate_low": 5e-4, "learning_rate_high": 7e-4,
+    "batches": [],
+}  # fmt: skip
+
+
+@for_every(to=TARGETS)
+def test_a_run_is_as_long_as_the_users_own_and_never_as_the_studys(to: str) -> None:
+    assert f"budget 36000 -> {math.ceil(36_000 / 64)}," in export(of_trainer(), to)
+    assert f"budget 90000 -> {math.ceil(90_000 / 64)}," in export(of_trainer(real_run=REAL), to), "asked for, not known"
+    carried = of_trainer(real_run=REAL | {"val_loss": 3.0}, sample_budget=80_000)
+    assert f"budget 80000 -> {math.ceil(80_000 / 64)}," in export(carried, to)
+
+
+def test_the_real_run_comes_before_the_epochs_of_the_trainer() -> None:
+    given = hf_arguments(export(of_trainer(real_run=REAL | {"val_loss": 3.0}, sample_budget=80_000), "hf"))
+    assert given["max_steps"] == math.ceil(80_000 / 64)
+    assert "num_train_epochs" not in given
+    assert given["warmup_steps"] == round(200 * (80_000 / 64) / (36_000 / 16)), "the same share of the run"
+
+
+def lightnings(**changes: Any) -> dict[str, Any]:
+    return TRAINER | {"library": "lightning", "arguments": {}} | changes
+
+
+@pytest.mark.parametrize(
+    ("own", "length"),
+    [
+        ({"arguments": {"max_epochs": 3}}, {"max_epochs": 3}),
+        ({"arguments": {"max_steps": 2250}}, {"max_steps": math.ceil(36_000 / 64)}),
+        ({"samples": None}, {}),
+    ],
+)
+def test_a_lightning_trainer_keeps_its_own_length(own: dict[str, Any], length: dict[str, int]) -> None:
+    text = export(of_trainer(lightnings(**own)), "lightning")
+    given, names = lightning_text(text)
+    assert {key: given[key] for key in given if key.startswith("max_")} == length
+    assert "configure_optimizers" not in names, "the module's own stays"
+    assert ("how long it trains is not known" in text) == (not length)
+
+
+@for_every(schedule=SCHEDULES)
+def test_a_lightning_modules_own_optimizer_has_the_learning_rates_of_the_study(schedule: dict[str, Any]) -> None:
+    r = of_trainer(lightnings(schedule=schedule, samples=None), sample_budget=6400)
+    (callback,) = lightning_of(r)[0]["callbacks"]
+    first, second = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    groups: Any = [{"params": [first]}, {"params": [second], "lr": 0.05, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.5, weight_decay=0.2)
+    trainer = SimpleNamespace(optimizers=[optimizer], global_step=0, estimated_stepping_batches=100)
+    callback.on_train_start(trainer, None)
+    found = []
+    for trainer.global_step in range(100):
+        callback.on_before_optimizer_step(trainer, None, optimizer)
+        found.append([group["lr"] for group in optimizer.param_groups])
+    assert [one for one, _ in found] == pytest.approx(ours(r, 100), rel=1e-9)
+    assert [other for _, other in found] == pytest.approx([0.1 * one for one, _ in found])
+    assert [(group["betas"], group["weight_decay"]) for group in optimizer.param_groups] == [
+        ((0.9, 0.95), 0.1), ((0.9, 0.95), 0.0)
+    ]  # fmt: skip
+
+
+@for_every(to=TARGETS)
+def test_no_export_needs_what_only_a_study_has(to: str) -> None:
+    text = export(of_trainer(), to)
+    assert "batchscout." not in text
+    if to in ("torch", "accelerate"):
+        assert isinstance(run(text, {})["build_optimizer"](torch.nn.Linear(2, 2)), torch.optim.AdamW)
+        assert "the study's optimizer had the parameter groups that your own code makes" in text
 
 
 SCRIPT = {

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
 from batchscout.trainers.before.changing_loss import changing_with_steps
@@ -51,7 +52,9 @@ from batchscout.trainers.model.losses import LossFunction, autocasting, loss_fun
 from batchscout.trainers.model.models import initial_module
 from batchscout.trainers.model.recomputation import BlocksAgain
 from batchscout.trainers.notices import Notice, NoticeKind, give_notice, heard_by
+from batchscout.trainers.sources.adapted import own_run_of
 from batchscout.trainers.sources.kinds import HUGGING_FACE, is_overridden
+from batchscout.trainers.sources.settings import OwnRun
 from batchscout.trainers.step.optimizers import build_optimizer
 
 HERE = "batchscout.trainers.before.first_pass"
@@ -93,6 +96,8 @@ class FirstPass:
     """passed: how a block of the model that was run again on the same input differed; None where none did."""
     digests: dict[str, str] = field(default_factory=dict, compare=False)
     """Of the data, as that process has found them; none where they did not load."""
+    own_run: OwnRun | None = field(default=None, compare=False)
+    """Of a model that trains elsewhere, what it is set to there."""
 
 
 def first_pass(config: TrialConfig, seconds: float, begins: Callable[[Part], object] = lambda _: None) -> FirstPass:
@@ -101,14 +106,16 @@ def first_pass(config: TrialConfig, seconds: float, begins: Callable[[Part], obj
 
     seconds: how long the pass may take, without data and model. begins: is told each part as it begins.
     """
-    digests = dict[str, str]()
-    return replace(_followed(config, seconds, begins, digests), digests=digests)
+    known = dict[str, Any]()
+    found = _followed(config, seconds, begins, known)
+    own_run = TypeAdapter(OwnRun | None).validate_python(known.get("own_run"))
+    return replace(found, digests=known.get("digests", {}), own_run=own_run)
 
 
 def _followed(
-    config: TrialConfig, seconds: float, begins: Callable[[Part], object], digests: dict[str, str]
+    config: TrialConfig, seconds: float, begins: Callable[[Part], object], known: dict[str, Any]
 ) -> FirstPass:
-    """Return what came of the process. digests: where to put those that it tells."""
+    """Return what came of the process. known: where to put what it tells of data and model on its way."""
     ran_out, part, kills = threading.Event(), PARTS[0], cgroup.memory_kills()
     question = config.model_dump(mode="json")
     # A fault of a kernel on a GPU is raised where it was called.
@@ -119,8 +126,8 @@ def _followed(
             process.end()
 
         for told in process.answers():
-            if told.keys() == {"digests"}:
-                digests |= told["digests"]
+            if "known" in told:
+                known |= told["known"]
                 continue
             if "outcome" in told:
                 match told["seconds"]:
@@ -157,22 +164,25 @@ def main() -> None:
             answer({"part": told} if isinstance(told, str) else asdict(told))
 
         with heard_by(tell):
-            for told in parts(TrialConfig.model_validate(question), lambda digests: answer({"digests": digests})):
+            for told in parts(TrialConfig.model_validate(question), lambda known: answer({"known": known})):
                 tell(told)
 
 
 def parts(
-    config: TrialConfig, knows: Callable[[dict[str, str]], object] = lambda _: None
+    config: TrialConfig, knows: Callable[[dict[str, Any]], object] = lambda _: None
 ) -> Iterator[Part | FirstPass]:
-    """Do one part after the other: yield each as it begins, and then what came of it all. knows: is told the data's digests."""
+    """Do one part after the other: yield each as it begins, and then what came of it all. knows: is told what is known of data and model, by
+    the fields of FirstPass."""
     device, part = pick_device(), PARTS[0]
     try:
         yield part
         train_set, val_set = load_data(config.data)
         first_train, first_val = first_of(train_set, SAMPLES_LOOKED_AT), first_of(val_set, SAMPLES_LOOKED_AT)
-        knows(digests_of_data(train_set, val_set))
+        knows({"digests": digests_of_data(train_set, val_set)})
         yield (part := "model")
         module = initial_module(config, first_train)
+        if (own_run := own_run_of(module)) is not None:
+            knows({"own_run": TypeAdapter(OwnRun).dump_python(own_run, mode="json")})
         yield (part := "loss")
         loss = loss_function(config.loss)
         yield (part := "pass")

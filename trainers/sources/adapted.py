@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import nn
 
+from batchscout.trainers.config import Schedule
 from batchscout.trainers.sources import of_lightning, of_transformers
 from batchscout.trainers.sources.kinds import is_transformers_trainer
 from batchscout.trainers.sources.lightning_fit import fit_of
 from batchscout.trainers.sources.of_lightning import OfLightning
 from batchscout.trainers.sources.of_transformers import OfTrainer
-from batchscout.trainers.sources.settings import Settings
+from batchscout.trainers.sources.settings import OwnRun, Settings
 from batchscout.trainers.sources.watch import loop as of_script
 from batchscout.trainers.sources.watch import recipe
 from batchscout.trainers.sources.watch.loop import Loop, OfLoop, WithoutLoss
@@ -42,6 +43,31 @@ def settings_of(found: Any, train_loader: Any) -> Settings:
     if isinstance(found, Loop):
         return recipe.settings(found)
     return of_transformers.settings(found)
+
+
+def own_run_of(model: nn.Module) -> OwnRun | None:
+    """Return the run that the object is set to which `module_of` has made this model of; None of any other model."""
+    if isinstance(model, OfTrainer):
+        said = of_transformers.settings(model.trainer)
+        return _own_run(said, **of_transformers.own_arguments(model.trainer.args))
+    if isinstance(model, OfLoop):
+        return _own_run(recipe.settings(model.loop.one), library="script")
+    if not isinstance(model, OfLightning) or (fit := model.fit) is None:
+        return None
+    if fit.trainer is None:
+        return OwnRun("lightning")
+    said = of_lightning.settings(fit, fit.loader("train"))
+    return _own_run(said, library="lightning", arguments=of_lightning.length_of(fit.trainer))
+
+
+def _own_run(said: Settings, **of_library: Any) -> OwnRun:
+    schedule = said.keys.get("schedule")
+    return OwnRun(
+        samples=said.run_samples,
+        samples_per_step=said.keys["optimizer"]["reference_batch_size"],
+        schedule=None if schedule is None else Schedule.model_validate(schedule),
+        **of_library,
+    )
 
 
 def param_groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -263,3 +263,9 @@ def _of_callbacks(callbacks: Iterable[Any]) -> list[str]:
         else:
             told.append(f"the callback {name} is not called")
     return told
+
+
+def length_of(trainer: Any) -> dict[str, int]:
+    """Return the arguments of a Trainer that say how long it trains."""
+    told = {name: getattr(trainer, name) for name in ("max_epochs", "max_steps")}
+    return {name: value for name, value in told.items() if value is not None and value > 0}

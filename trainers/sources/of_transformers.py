@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any
 
 import torch
@@ -153,3 +155,39 @@ def _checkpoints(args: Any) -> bool:
     """True if the arguments ask for activation checkpointing, under either of the names that it has had."""
     told = vars(args)
     return bool(told.get("activation_checkpointing", told.get("gradient_checkpointing", False)))
+
+
+def own_arguments(args: Any) -> dict[str, Any]:
+    """Return, as fields of `OwnRun`, the library of these TrainingArguments, and those that are not as by default: its length and its
+    schedule in any case."""
+    found, not_plain = {}, []
+    for field in dataclasses.fields(args):
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        value = getattr(args, field.name)
+        value = (value.value if isinstance(value, Enum) else value) or ("none" if field.name == "report_to" else value)
+        # What is left out becomes another kind of nothing when they are made.
+        if not field.init or value == default or (not value and default in (None, "", dataclasses.MISSING)):
+            continue
+        if _is_plain(value):
+            found[field.name] = value
+        elif not _is_as_made(value):
+            not_plain.append(field.name)
+    length = {"max_steps": args.max_steps} if args.max_steps > 0 else {"num_train_epochs": args.num_train_epochs}
+    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    is_of_trl = any(library_of(base) == "trl" for base in type(args).__mro__)
+    return {
+        "library": "trl" if is_of_trl else "transformers",
+        "arguments": found | length | {"lr_scheduler_type": kind},
+        "not_plain": tuple(not_plain),
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _is_as_made(value: Any) -> bool:
+    """True of an object that holds nothing but its defaults."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type) and value == type(value)()

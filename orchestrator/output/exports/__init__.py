@@ -17,9 +17,10 @@ from batchscout.orchestrator.output.exports import (
     torchtitan,
     trl,
 )
+from batchscout.orchestrator.output.exports.counted import as_long_as_the_real_run
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.criteria import TransformersLoss
-from batchscout.trainers.sources.settings import GROUPS
+from batchscout.trainers.sources.settings import OwnRun
 from batchscout.trainers.user_code import SCRIPT
 
 WRITERS: dict[str, Callable[[Recommendation], str]] = {
@@ -41,7 +42,7 @@ def export(recommendation: Recommendation, to: str) -> str:
     """Return the text for a trainer. Raises ValueError, with the names of all, for one that is not among WRITERS."""
     if to not in WRITERS:
         raise ValueError(f"cannot export to '{to}'; choose one of: {', '.join(WRITERS)}")
-    return WRITERS[to](recommendation)
+    return WRITERS[to](as_long_as_the_real_run(recommendation))
 
 
 def trainers_of(recommendation: Recommendation) -> list[str]:
@@ -49,9 +50,10 @@ def trainers_of(recommendation: Recommendation) -> list[str]:
     return [name for name in WRITERS if name != "script" or recommendation.script is not None]
 
 
-def first_trainer(config: StudyConfig) -> str:
-    """Return the trainer that a study's answer is most likely to be pasted into."""
+def first_trainer(config: StudyConfig, own_run: OwnRun | None) -> str:
+    """Return the trainer that a study's answer is most likely to be pasted into. own_run: of the study's facts."""
     if config.model.target == SCRIPT:
         return "script"
-    from_a_library = config.optimizer.param_groups == GROUPS or config.model.target == "hf"
-    return "hf" if from_a_library or isinstance(config.loss, TransformersLoss) else "torch"
+    if own_run is not None:
+        return {"transformers": "hf"}.get(own_run.library, own_run.library)
+    return "hf" if config.model.target == "hf" or isinstance(config.loss, TransformersLoss) else "torch"

@@ -11,7 +11,7 @@ from batchscout.orchestrator.output.exports.notes import (
     text_of,
     tokens_note,
 )
-from batchscout.orchestrator.output.exports.optimizer_lines import recipe_lines
+from batchscout.orchestrator.output.exports.optimizer_lines import groups_note, recipe_lines
 from batchscout.orchestrator.output.exports.schedule_lines import phase_lines
 from batchscout.orchestrator.output.recommendation import Recommendation
 
@@ -23,7 +23,7 @@ def written(recommendation: Recommendation) -> str:
     r = recommendation
     return text_of(
         [
-            *comments([*header_of(r), *_notes(r)]),
+            *comments([*header_of(r), *groups_note(r), *_notes(r)]),
             "import itertools",
             "import math",
             "",

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import num_steps
+
+
+def as_long_as_the_real_run(recommendation: Recommendation) -> Recommendation:
+    """Return the run to make: as long as the answer was carried to, or else as the real run, or as what the study took under `from`; as
+    long as the study's own where none of these is known."""
+    r, real = recommendation, recommendation.real_run
+    if real is not None:
+        is_carried = real.val_loss is not None and not r.ramp
+        return r if is_carried else replace(r, sample_budget=real.samples)
+    samples = r.own_run.samples if r.own_run else None
+    return r if samples is None else replace(r, sample_budget=samples)
 
 
 def steps_of(samples: int, recommendation: Recommendation) -> int:

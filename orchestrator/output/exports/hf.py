@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 from pydantic import JsonValue
 
 from batchscout.orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
@@ -18,14 +21,15 @@ from batchscout.orchestrator.output.exports.notes import (
 )
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import OptimizerConfig
+from batchscout.trainers.sources.settings import GROUPS
 
 
 def written(recommendation: Recommendation) -> str:
     r, lost = without_ramp(recommendation, "TrainingArguments")
-    keys = arguments_of(r)
+    keys = arguments_of(r, "transformers")
     if r.activation_checkpointing == "none":
         del keys["gradient_checkpointing"]
-    notes = [*header_of(r), *lost, *launch_notes(r), *arguments_notes(r, "TrainingArguments")]
+    notes = [*header_of(r), *lost, *launch_notes(r), *arguments_notes(r, "TrainingArguments", "transformers")]
     return text_of(
         [
             *comments(notes),
@@ -46,24 +50,47 @@ def adapter_lines(r: Recommendation, before: str, after: str, names: str) -> lis
     return ["", f"from peft import {names}", "", f"{before}LoraConfig({arguments_text(r.peft)}){after}"]
 
 
-def arguments_of(r: Recommendation) -> dict[str, JsonValue]:
-    """Return the keyword arguments of TrainingArguments that are the recommendation's run, whose batch stays."""
-    return {
-        "output_dir": "output",
+def arguments_of(r: Recommendation, library: Library) -> dict[str, JsonValue]:
+    """Return the keyword arguments of TrainingArguments that are the recommendation's run, whose batch stays: of a study of such a Trainer
+    its own, with other numbers. library: whose arguments they are."""
+    own = own_arguments(r, library)
+    changed = {
         "per_device_train_batch_size": r.micro_batch_size,
         "gradient_accumulation_steps": r.gradient_accumulation_steps,
-        "max_steps": max_steps(r),
+        **_length(r, own),
         "learning_rate": r.learning_rate,
-        "warmup_steps": warmup_steps(r),
-        **_schedule(r),
-        **_optimizer(r.optimizer),
+        **_schedule(r, own),
+        **_optimizer(r.optimizer, own),
         **({"bf16": True} if r.precision == "bfloat16" else {}),
         **({"fp16": True} if r.precision == "float16" else {}),
         **({"torch_compile": True} if r.compile else {}),
         **_memory(r),
         "average_tokens_across_devices": True,
-        "seed": r.seed,
     }
+    others = {name: value for name, value in own.items() if name not in _DECIDED}
+    return {"output_dir": "output", **({} if own else {"seed": r.seed}), **changed, **others}
+
+
+Library = Literal["transformers", "trl"]
+_DECIDED = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type",
+    "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "optim",
+    "optim_args", "bf16", "fp16", "torch_compile", "torch_compile_backend", "torch_compile_mode", "fsdp", "fsdp_config",
+    "activation_checkpointing", "gradient_checkpointing", "average_tokens_across_devices", "auto_find_batch_size",
+)  # fmt: skip
+"""What a recommendation decides, and what is the study's own: none of it is left as a Trainer had it."""
+
+
+def own_arguments(r: Recommendation, library: Library) -> dict[str, JsonValue]:
+    """Return what the Trainer that was studied was made with; nothing where it was none of this library."""
+    return r.own_run.arguments if r.own_run and r.own_run.library == library else {}
+
+
+def _length(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the length of the run: in epochs where the Trainer says it so and nothing was carried to another length."""
+    if r.real_run is None and "num_train_epochs" in own:
+        return {"num_train_epochs": own["num_train_epochs"]}
+    return {"max_steps": max_steps(r)}
 
 
 def argument_lines(keys: dict[str, JsonValue]) -> list[str]:
@@ -74,13 +101,20 @@ def launch_notes(r: Recommendation) -> list[str]:
     return [f"start it with: torchrun --nproc_per_node={r.world_size} train.py"]
 
 
-def arguments_notes(recommendation: Recommendation, target: str) -> list[str]:
+def arguments_notes(recommendation: Recommendation, target: str, library: Library) -> list[str]:
     """Return what these arguments cannot say. target: what they are called."""
-    notes = checkpointing_note(recommendation, target, "gradient_checkpointing=True is full: slower, and less memory")
-    notes += table_note(recommendation, target)
-    if recommendation.optimizer.type in ("muon", "adafactor", "own") or recommendation.optimizer.kwargs:
+    own, notes = own_arguments(recommendation, library), list[str]()
+    if own:
+        notes.append(f"these are the {target} of your Trainer with other numbers: put them in their place")
+    if own and recommendation.own_run and recommendation.own_run.not_plain:
+        notes.append(f"{', '.join(recommendation.own_run.not_plain)}: add yours, whose values are no plain text")
+    notes += checkpointing_note(recommendation, target, "gradient_checkpointing=True is full: slower, and less memory")
+    if not _keeps_schedule(recommendation, own):
+        notes += table_note(recommendation, target)
+    optimizer, is_its_own = recommendation.optimizer, own and recommendation.optimizer.param_groups == GROUPS
+    if not is_its_own and (optimizer.type in ("muon", "adafactor", "own") or optimizer.kwargs):
         notes.append(
-            f"{cannot_be_said(recommendation.optimizer, target)}: build it yourself, and hand it to the Trainer, "
+            f"{cannot_be_said(optimizer, target)}: build it yourself, and hand it to the Trainer, "
             "optimizers=(optimizer, schedule)"
         )
     notes += tokens_note(
@@ -107,31 +141,68 @@ def _memory(r: Recommendation) -> dict[str, JsonValue]:
     return {"gradient_checkpointing": recomputes}
 
 
-def _schedule(recommendation: Recommendation) -> dict[str, JsonValue]:
-    if recommendation.schedule.type == "cosine":
-        return {"lr_scheduler_type": "cosine"}
-    if steps := decay_steps(recommendation):
+def _keeps_schedule(r: Recommendation, own: Mapping[str, JsonValue]) -> bool:
+    """True if the study trained with the Trainer's own schedule."""
+    return bool(own and r.own_run and r.own_run.schedule == r.schedule and r.warmup_samples == 0)
+
+
+def _schedule(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    if _keeps_schedule(r, own):
+        return _own_schedule(r, own)
+    warmup: dict[str, JsonValue] = {"warmup_steps": warmup_steps(r)}
+    if r.schedule.type == "cosine":
+        return {"lr_scheduler_type": "cosine", **warmup}
+    if steps := decay_steps(r):
         kwargs = {"num_decay_steps": steps, "decay_type": "linear"}
-        return {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": kwargs}
-    return {"lr_scheduler_type": "constant_with_warmup"}
+        return {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": kwargs, **warmup}
+    return {"lr_scheduler_type": "constant_with_warmup", **warmup}
 
 
-def _optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
+def _own_schedule(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the Trainer's own schedule; what it counts in steps, as the same share of the run."""
+    assert r.own_run, "it is that of its Trainer"
+    before = max(1.0, (r.own_run.samples or 0) / r.own_run.samples_per_step)
+
+    def steps(value: JsonValue) -> JsonValue:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 1:  # a share is one already
+            return value
+        return max(1, round(value * max_steps(r) / before))
+
+    kwargs = own.get("lr_scheduler_kwargs")
+    of_type: dict[str, JsonValue] = {"lr_scheduler_type": own["lr_scheduler_type"]}
+    if isinstance(kwargs, dict):
+        counted = {name: steps(value) if name.endswith("_steps") else value for name, value in kwargs.items()}
+        of_type["lr_scheduler_kwargs"] = counted
+    if "warmup_ratio" in own:
+        of_type["warmup_ratio"] = own["warmup_ratio"]
+    return {**of_type, **({"warmup_steps": steps(own["warmup_steps"])} if "warmup_steps" in own else {})}
+
+
+def _optimizer(optimizer: OptimizerConfig, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return which optimizer it is and its numbers; own: what the Trainer was made with whose optimizer it may be."""
+    is_its_own = bool(own) and optimizer.param_groups == GROUPS
+    clipped: dict[str, JsonValue] = {
+        "max_grad_norm": optimizer.max_gradient_norm or 0.0
+    }  # transformers' word for never
+    if is_its_own and optimizer.type == "own":
+        return {name: own[name] for name in ("optim", "optim_args", *_NUMBERS) if name in own} | clipped
     beta1, beta2 = optimizer.betas
-    shared: dict[str, JsonValue] = {
-        "weight_decay": optimizer.weight_decay,
-        "max_grad_norm": optimizer.max_gradient_norm or 0.0,  # transformers' word for never
-    }
+    shared = {"weight_decay": optimizer.weight_decay, **clipped}
     if optimizer.type == "sgd":
         # transformers takes the SGD's own keys from optim_args alone.
         return {"optim": "sgd", "optim_args": f"momentum={beta1},weight_decay={optimizer.weight_decay}", **shared}
     names = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit", "adamw_4bit": "adamw_torch_4bit"}
     if optimizer.type not in names:
         return shared
+    its_name = {name: own[name] for name in ("optim", "optim_args") if name in own and optimizer.type == "adamw"}
     return {
         "optim": names[optimizer.type],
         "adam_beta1": beta1,
         "adam_beta2": beta2,
         "adam_epsilon": optimizer.eps,
         **shared,
+        **(its_name if is_its_own else {}),
     }
+
+
+_NUMBERS = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")

@@ -9,6 +9,7 @@ from batchscout.orchestrator.output.exports.counted import batches_of, max_steps
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import OptimizerConfig
 from batchscout.trainers.knobs import in_words, knob
+from batchscout.trainers.sources.settings import GROUPS
 
 
 def header_of(recommendation: Recommendation) -> list[str]:
@@ -32,9 +33,10 @@ def header_of(recommendation: Recommendation) -> list[str]:
         *(["its float32 is TF32: call torch.set_float32_matmul_precision('high')"] if r.allow_tf32 else []),
         *(
             [f"the optimizer's parameters are in the groups of {groups}"]
-            if (groups := r.optimizer.param_groups) and r.script is None
+            if (groups := r.optimizer.param_groups) and groups != GROUPS
             else []
         ),
+        *_length_notes(r),
         *_knob_notes(r),
         *(
             f"the chosen run has {name} {value:g} in the model: train with it"
@@ -42,6 +44,16 @@ def header_of(recommendation: Recommendation) -> list[str]:
         ),
         *_kept_notes(r),
     ]
+
+
+def _length_notes(recommendation: Recommendation) -> list[str]:
+    """Return that the user's own run, to which nothing was carried, has another length than what was measured."""
+    r = recommendation
+    if r.own_run is None or r.real_run is not None or r.scope is None or r.sample_budget == r.scope.sample_budget:
+        return []
+    told = f"this is your own run, of {r.sample_budget} samples, and the study's had {r.scope.sample_budget}"
+    carried = f": real_run: {{samples: {r.sample_budget}}} in the study file carries the answer to its length"
+    return [told + (carried if r.sample_budget > r.scope.sample_budget else "")]
 
 
 def _kept_notes(recommendation: Recommendation) -> list[str]:

@@ -5,6 +5,16 @@ from __future__ import annotations
 from batchscout.orchestrator.output.exports.schedule_lines import factor_lines
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import OptimizerConfig
+from batchscout.trainers.sources.settings import GROUPS
+
+
+def groups_note(recommendation: Recommendation) -> list[str]:
+    """Return where the parameters are in other groups than in the study."""
+    if recommendation.optimizer.param_groups != GROUPS:
+        return []
+    return [
+        "the study's optimizer had the parameter groups that your own code makes; below are others: put yours there"
+    ]
 
 
 def recipe_lines(recommendation: Recommendation) -> list[str]:
@@ -28,6 +38,8 @@ def optimizer_lines(recommendation: Recommendation, *, parameters_of: str, model
     parameters_of, model: the function's names for what has all parameters, and for the module that the study trained.
     """
     optimizer, rate = recommendation.optimizer, recommendation.learning_rate
+    if optimizer.param_groups == GROUPS:  # which are made of the object that was studied, and not of a model
+        optimizer = optimizer.model_copy(update={"param_groups": None})
     if optimizer.type == "own":
         return _own_lines(optimizer, rate, parameters_of, model)
     return _built_in_lines(optimizer, rate, parameters_of, model)

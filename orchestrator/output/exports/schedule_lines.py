@@ -6,24 +6,27 @@ from batchscout.orchestrator.output.exports.counted import batches_of, decay_ste
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
-def factor_lines(recommendation: Recommendation) -> list[str]:
-    """Return the body of a function that is the study's schedule; its `step` counts the steps that have ended."""
+def factor_lines(recommendation: Recommendation, total: str | None = None) -> list[str]:
+    """Return the body of a function that is the study's schedule; its `step` counts the steps that have ended. total: the function's name for the
+    steps of the run; None where the recommendation has their number."""
     if recommendation.ramp:
         return _growing_factor_lines(recommendation)
-    total, warmup, decay = max_steps(recommendation), warmup_steps(recommendation), decay_steps(recommendation)
+    schedule, warmup = recommendation.schedule, warmup_steps(recommendation)
+    steps = total or max_steps(recommendation)
     lines = [f"    warmup = min(1.0, (step + 1) / {max(1, warmup)})"]
-    if recommendation.schedule.type == "cosine":
-        progress = f"min(1.0, max(0.0, (step + 1 - {warmup}) / {total + 1 - warmup}))"
+    if schedule.type == "cosine":
+        progress = f"min(1.0, max(0.0, (step + 1 - {warmup}) / ({steps} + 1 - {warmup})))"
         return [*lines, f"    return min(warmup, 0.5 * (1 + math.cos(math.pi * {progress})))"]
-    if factors := recommendation.schedule.factors:
+    if factors := schedule.factors:
         return [
             f"    factors = {[*factors]}  # at even distances from the first step to the last",
-            f"    place = min(1.0, step / {max(1, total - 1)}) * {len(factors) - 1}",
+            f"    place = min(1.0, step / max(1, {steps} - 1)) * {len(factors) - 1}",
             f"    below = min(int(place), {len(factors) - 2})",
             "    return factors[below] + (place - below) * (factors[below + 1] - factors[below])",
         ]
-    if decay:
-        return [*lines, f"    return min(warmup, max(0.0, ({total} - step) / {decay + 1}))"]
+    if schedule.type == "warmup_stable_decay" and schedule.decay:
+        decay = decay_steps(recommendation) if total is None else f"{schedule.decay!r} * {total}"
+        return [*lines, f"    return min(warmup, max(0.0, ({steps} - step) / ({decay} + 1)))"]
     return [*lines, "    return warmup"]
 
 

@@ -12,7 +12,7 @@ from batchscout.orchestrator.output.exports.notes import (
     tokens_note,
     without_ramp,
 )
-from batchscout.orchestrator.output.exports.optimizer_lines import recipe_lines
+from batchscout.orchestrator.output.exports.optimizer_lines import groups_note, recipe_lines
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
@@ -21,7 +21,7 @@ def written(recommendation: Recommendation) -> str:
     r, lost = without_ramp(recommendation, "this loop")
     return text_of(
         [
-            *comments([*header_of(r), *lost, *_notes(r)]),
+            *comments([*header_of(r), *lost, *groups_note(r), *_notes(r)]),
             "import itertools",
             "import math",
             "",

@@ -8,6 +8,7 @@ from batchscout.orchestrator.output.exports.hf import (
     arguments_notes,
     arguments_of,
     launch_notes,
+    own_arguments,
 )
 from batchscout.orchestrator.output.exports.notes import comments, header_of, text_of, without_ramp
 from batchscout.orchestrator.output.recommendation import Recommendation
@@ -16,8 +17,16 @@ from batchscout.orchestrator.output.recommendation import Recommendation
 def written(recommendation: Recommendation) -> str:
     """Return a call that also says what TRL would otherwise do by itself: bfloat16, checkpointing, cut samples."""
     r, lost = without_ramp(recommendation, "SFTConfig")
-    keys = {"bf16": False} | arguments_of(r) | {"max_length": None, "packing": False}
-    notes = [*header_of(r), *lost, *launch_notes(r), *arguments_notes(r, "SFTConfig"), *_NOTES]
+    # What a sample is, is the Trainer's own to say where one was studied.
+    samples = {} if own_arguments(r, "trl") else {"max_length": None, "packing": False}
+    keys = {"bf16": False} | arguments_of(r, "trl") | samples
+    notes = [
+        *header_of(r),
+        *lost,
+        *launch_notes(r),
+        *arguments_notes(r, "SFTConfig", "trl"),
+        *(_NOTES if samples else ()),
+    ]
     adapters = adapter_lines(r, "peft_config = ", "  # SFTTrainer(peft_config=peft_config)", "LoraConfig")
     return text_of(
         [*comments(notes), "from trl import SFTConfig", "", "args = SFTConfig(", *argument_lines(keys), ")", *adapters]
