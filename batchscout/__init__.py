@@ -69,11 +69,12 @@ def find(
 
     Raises ValueError for bad input, and KeyboardInterrupt where Ctrl-C has ended it; nothing is lost then.
     """
-    from batchscout.orchestrator.environment import fit_environment
+    from batchscout.orchestrator.environment import fit_environment, importing_ray
 
     with fit_environment():
-        from batchscout.orchestrator.find import Subject
-        from batchscout.orchestrator.find import find as run  # loads torch and Ray
+        with importing_ray():
+            from batchscout.orchestrator.find import Subject
+            from batchscout.orchestrator.find import find as run  # loads torch, too
 
         subject = Subject(model, train, val, loss, lightning, transformers, script)
         return run(subject, run_dir=run_dir, stages=stages, address=address, fresh=fresh, quiet=quiet, **keys)

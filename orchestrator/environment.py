@@ -6,16 +6,19 @@ Loads neither Ray nor torch: some of it is in the way of their import.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import resource
 import shutil
 import socket
+import subprocess
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchscout.orchestrator.units import bytes_text
+from batchscout.orchestrator.units import bytes_text, ending_text
 from batchscout.trainers.launcher import without_launcher
 
 HARMLESS = {
@@ -220,6 +223,29 @@ def fit_environment() -> Iterator[None]:
 
 def launcher_text(names: Sequence[str]) -> str:
     return f"not used are {', '.join(names)}, by which a launcher tells its ranks who they are: a study has ranks of its own"
+
+
+@contextlib.contextmanager
+def importing_ray() -> Iterator[None]:
+    """Import Ray within this. Raises ValueError, with the settings to suspect, where Ray's own code crashes or raises: it takes some of its
+    settings for numbers, and names none of them."""
+    of_its_servers = [name for name in os.environ if name.startswith("RAY_") and name[4:5].islower()]
+    if of_its_servers and "ray" not in sys.modules:  # its part in C++ reads those, and would end this process
+        code = subprocess.run([sys.executable, "-c", "import ray"], capture_output=True).returncode
+        if code < 0:
+            raise ValueError(
+                f"a process that imports Ray {ending_text(code)}, as it does where a setting is not of its kind; correct or unset "
+                f"{', '.join(of_its_servers)}"
+            )
+    try:
+        yield
+    except Exception as error:
+        spec, suspects = importlib.util.find_spec("ray"), settings_to_suspect(os.environ)
+        places = (spec and spec.submodule_search_locations) or ()
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        if not suspects or not any(file.startswith(f"{place}{os.sep}") for file in files for place in places):
+            raise
+        raise ValueError(f"Ray cannot be imported ({type(error).__name__}: {error}); {suspects}") from error
 
 
 def settings_to_suspect(variables: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ import functools
 import sys
 from pathlib import Path
 
-from batchscout.orchestrator.environment import fit_environment
+from batchscout.orchestrator.environment import fit_environment, importing_ray
 from batchscout.orchestrator.signals import interrupts_afterwards, leave_dead_terminal
 from batchscout.orchestrator.study.storage.place import beside, is_there, on_this_machine
 from batchscout.orchestrator.terminal import printable, wrapped
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
     told = list[str]()
     config = config_of(arguments, told.append)
-    with interrupts_afterwards():  # the libraries' own code, half imported
+    with importing_ray(), interrupts_afterwards():  # the libraries' own code, half imported
         from batchscout.orchestrator.execution.code_shipping import import_from_here
         from batchscout.orchestrator.output.tracking import how_to_look
         from batchscout.orchestrator.run import run_study
