@@ -120,10 +120,11 @@ def obstacles(found: Environment) -> Iterator[Obstacle]:
             f"RAY_TRAIN_V2_ENABLED is {train!r}, and batchscout runs on the second version of Ray Train, which that turns off",
             "unset RAY_TRAIN_V2_ENABLED",
         )
-    if found.optimize >= 2:
+    if found.optimize >= 1:
         yield Obstacle(
-            "Python leaves out docstrings (PYTHONOPTIMIZE is 2, or it was started with -OO), and Ray reads its own when it is imported",
-            "unset PYTHONOPTIMIZE, or set it to 1",
+            f"Python leaves out {'asserts' if found.optimize == 1 else 'asserts and docstrings'} (PYTHONOPTIMIZE, or -O), without which ranks "
+            "crash, and Ray is not even imported without its docstrings",
+            "unset PYTHONOPTIMIZE",
         )
     if of_all_modules := [option for option in found.warning_options if _is_error_everywhere(option)]:
         yield Obstacle(
