@@ -5,16 +5,21 @@ What a store says in words only (pyarrow has no types for it) is read here and n
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import contextvars
 import datetime
 import functools
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
+from batchscout.orchestrator.signals import interrupt_has_come
 from batchscout.trainers.files import PARTIAL, StorageLost, exists, own_file, quoted, written_whole
 
 if TYPE_CHECKING:
@@ -51,9 +56,9 @@ def _asked_again(
         deadline = time.monotonic() + SECONDS_TO_COME_BACK
         while True:
             try:
-                return ask(store, *given, **named)
+                return _interruptible(functools.partial(ask, store, *given, **named))
             except NoAnswer:
-                if store.uri not in _answering:
+                if store.uri not in _answering or interrupt_has_come():
                     raise
                 if time.monotonic() >= deadline:
                     _answering.discard(store.uri)  # whoever asks next is not to wait for as long
@@ -61,6 +66,34 @@ def _asked_again(
                 time.sleep(SECONDS_BETWEEN_TRIES)
 
     return ask_again
+
+
+def _interruptible(ask: Callable[[], Result]) -> Result:
+    """Return what is asked. The library's own code waits for minutes for a store that keeps a connection and says nothing, and lets no handler
+    of a signal run meanwhile; so the main thread waits for another one, where a signal is heard."""
+    if threading.current_thread() is not threading.main_thread():
+        return ask()
+    answer, context = Future[Result](), contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            answer.set_result(context.run(ask))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="store", daemon=True).start()
+    try:
+        return answer.result()
+    except KeyboardInterrupt:
+        _do_not_wait_at_the_end()
+        raise
+
+
+def _do_not_wait_at_the_end() -> None:
+    """Take back what pyarrow does when the program ends: it waits for its requests, one of which nobody waits for any more."""
+    from pyarrow import fs
+
+    atexit.unregister(fs.ensure_s3_finalized)
 
 
 @dataclass(frozen=True)
@@ -175,18 +208,23 @@ class ObjectStore:
 
     def refuse_unusable(self) -> None:
         """Raise ValueError, with the remedy, where nobody can read there: no such bucket, no access, no network."""
-        from pyarrow.fs import FileType
-
         try:
-            with self._asked("", "listed") as (system, root):
-                bucket = root.split("/")[0]
-                is_there = system.get_file_info(bucket).type is not FileType.NotFound
+            bucket, is_there = self._bucket()
         except StorageLost as error:
             raise ValueError(str(error)) from error
         if not is_there:
             raise ValueError(
                 f"there is no bucket '{bucket}' for {quoted(self.uri)}; make it, or check the name and its region"
             )
+
+    @_asked_again
+    def _bucket(self) -> tuple[str, bool]:
+        """Return its name, and whether it is there."""
+        from pyarrow.fs import FileType
+
+        with self._asked("", "listed") as (system, root):
+            bucket = root.split("/")[0]
+            return bucket, system.get_file_info(bucket).type is not FileType.NotFound
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[NativeFile]:

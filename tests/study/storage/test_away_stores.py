@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -77,3 +79,30 @@ def test_a_store_that_has_been_given_up_is_waited_for_once(port: str, monkeypatc
             store.write("two", b"2")
         seconds.append(time.monotonic() - began)
     assert seconds[0] > 20 > seconds[1]
+
+
+ASKS_UNTIL_IT_IS_STOPPED = """
+import sys
+from batchscout.orchestrator.signals import all_are_ctrl_c_until_the_end, leave_on_signals
+from batchscout.orchestrator.study.storage.place import ObjectStore
+all_are_ctrl_c_until_the_end()
+try:
+    ObjectStore(sys.argv[1]).refuse_unusable()
+except KeyboardInterrupt:
+    leave_on_signals(130)
+    sys.exit(130)
+"""
+
+
+def test_ctrl_c_is_heard_while_a_store_says_nothing(port: str) -> None:
+    """The library waits for it for a minute and a half, in its own code, and again when the program ends."""
+    with socket.create_server(("127.0.0.1", int(port))) as silent:
+        uri = f"s3://{BUCKET}/silent?region=us-east-1"
+        with subprocess.Popen([sys.executable, "-c", ASKS_UNTIL_IT_IS_STOPPED, uri]) as program:
+            connection, _ = silent.accept()
+            with connection:
+                connection.recv(1)
+                began = time.monotonic()
+                program.send_signal(signal.SIGINT)
+                assert program.wait(HANGS_AFTER_SECONDS) == 130
+                assert time.monotonic() - began < 20, "the machine may be busy"
