@@ -98,7 +98,7 @@ class _Process:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        is_seen = host.pid_namespace == process_endings.pid_namespace()
+        is_seen = host.pid_namespace != "" and host.pid_namespace == process_endings.pid_namespace()
         self._pidfd = process_endings.open_process(host.process_id) if is_seen else None
 
     async def exit_code(self) -> int | None:

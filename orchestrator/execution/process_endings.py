@@ -13,6 +13,8 @@ import select
 import struct
 from pathlib import Path
 
+from batchscout.orchestrator.study.storage.lease import boot, numbered_in
+
 _PIDFD_GET_INFO = 0xC040FF0B
 _EXIT = 1 << 3
 """Asks for the exit status, and says that it is there; of `struct pidfd_info`, whose first field it is."""
@@ -22,9 +24,8 @@ _STATUS_OF_STAT = 52 - 4
 
 
 def pid_namespace() -> str:
-    """Return a name that is the same for two processes if one's process ids mean the same to the other."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    """Return a name that is the same for two processes if one's process ids mean the same to the other; empty where the kernel has none."""
+    return f"{boot()} {numbered_in()}" if boot() and numbered_in() else ""
 
 
 def open_process(process_id: int) -> int | None:

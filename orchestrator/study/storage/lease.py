@@ -34,7 +34,7 @@ NUM_DIGITS = 6
 
 
 @functools.cache
-def _boot() -> str:
+def boot() -> str:
     """Return a name for this machine since it was started; empty where the kernel has none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -42,7 +42,7 @@ def _boot() -> str:
 
 
 @functools.cache
-def _numbered_in() -> str:
+def numbered_in() -> str:
     """Return a name for the namespace of this process's number; empty where the kernel has none."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
@@ -68,7 +68,7 @@ class Holder:
 
     @classmethod
     def here(cls) -> Holder:
-        return cls(socket.gethostname(), os.getpid(), time.time(), _boot(), _numbered_in())
+        return cls(socket.gethostname(), os.getpid(), time.time(), boot(), numbered_in())
 
     @classmethod
     def told(cls, fields: Mapping[str, Any]) -> Holder:
@@ -79,11 +79,11 @@ class Holder:
     def is_gone(self) -> bool:
         """True if it ran on this host and has ended. Of another host nobody can say, nor of another container of this one, which may have
         the same name."""
-        is_here = self.host == socket.gethostname() and self.boot in ("", _boot())
-        return is_here and self.numbered_in in ("", _numbered_in()) and not _is_alive(self.pid)
+        is_here = self.host == socket.gethostname() and self.boot in ("", boot())
+        return is_here and self.numbered_in in ("", numbered_in()) and not _is_alive(self.pid)
 
     def is_on_this_kernel(self) -> bool:
-        return self.boot != "" and self.boot == _boot()
+        return self.boot != "" and self.boot == boot()
 
 
 def _is_alive(pid: int) -> bool:
