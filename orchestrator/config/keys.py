@@ -23,6 +23,7 @@ from batchscout.orchestrator.config.stages import (
     Frontier,
     Horizons,
     KillRules,
+    OnlySays,
     Positive,
     Regularization,
     StageConfig,
@@ -150,7 +151,7 @@ class Placement(Strict):
     """How many trials run at once, where, and on how many CPUs. A lane is a group of processes that runs one trial at
     a time."""
 
-    lanes: PositiveInt | None = None
+    lanes: Annotated[PositiveInt | None, OnlySays.WHERE] = None
     """Trials that run at once, at most. null: as many as the GPUs of the cluster hold, with those that its autoscaler may
     start; on CPU hosts one, since two trials on one host would disturb each other's timing."""
     cpus_per_rank: PositiveInt | None = None
@@ -159,11 +160,11 @@ class Placement(Strict):
     """On which nodes of a cluster the ranks of a trial are, where `world_size` is above 1. pack: on as few as have room, and on
     several where one has not. strict_pack: on one, and no trial runs where that has no room. spread: on as many as there
     are, as evenly as they have room, so that every speed is one over the network between them."""
-    device: str | None = None
+    device: Annotated[str | None, OnlySays.WHERE] = None
     """The kind of GPU that trials run on, by Ray's name for it (`H100`): nodes with another kind are left idle, since what one
     kind measured holds for no other. null: the kind of which the cluster has the most when the study begins, and
     that one whenever it goes on."""
-    idle_release_seconds: Positive = 60.0
+    idle_release_seconds: Annotated[Positive, OnlySays.WHERE] = 60.0
     """On a cluster whose autoscaler starts and ends nodes: how long a lane may be without a trial before it is given back, so that
     its node may end. Where no trial can come for it any more it is given back at once."""
 
@@ -274,7 +275,7 @@ class StudyConfig(Strict):
     parallel: Parallel = "ddp"
     """How ranks hold the model: each of them the whole (ddp), or each a shard (fsdp, which is FSDP2, and needs a
     world_size of at least 2)."""
-    tracking: Tracking = Tracking()
+    tracking: Annotated[Tracking, OnlySays.WHERE] = Tracking()
     """Where the curves of the trials are sent beside the run directory."""
     placement: Placement = Placement()
     """How many trials run at once, where, and on how many CPUs."""
@@ -304,15 +305,15 @@ class StudyConfig(Strict):
     target_loss: float | None = None
     """The validation loss to reach, for `objective: target`. null: there is none, as for the
     other objectives."""
-    budget: Budget | None = None
+    budget: Annotated[Budget | None, OnlySays.WHEN] = None
     """What the whole study may cost: `{device_hours: 2}`. null: there is no limit."""
-    real_run: RealRun | None = None
+    real_run: Annotated[RealRun | None, OnlySays.WHAT_FOLLOWS] = None
     """What the recommendation is for, where that is longer than the study: `{samples: 1_000_000}`. The stage `horizons`,
     which then follows the others, carries the answer to that length, and verdict, recommendation and exports are the real run's. null:
     the study's own length."""
     kill: KillRules = KillRules()
     """When a trial is stopped early because it diverges, is too slow, or hangs."""
-    stages: Annotated[tuple[StageConfig, ...], AtLeastOne] = (
+    stages: Annotated[tuple[StageConfig, ...], AtLeastOne, OnlySays.WHAT_FOLLOWS] = (
         Frontier(),
         Throughput(),
         Equivalence(),

@@ -4,6 +4,7 @@ field; the docstring of a stage is the question that the report prints above its
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -17,6 +18,15 @@ from batchscout.trainers.config import (
 )
 from batchscout.trainers.knobs import MemoryKnobs
 from batchscout.trainers.strict import Strict
+
+
+class OnlySays(Enum):
+    """What a key says that no trial is made with or judged by: it may change while a study is under way, and after it."""
+
+    WHEN = "when the study stops"
+    WHERE = "where it runs, and who is told"
+    WHAT_FOLLOWS = "what comes after what there was: more members of a list, or something where there was nothing"
+
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -232,7 +242,7 @@ class Train(Strict):
     `useful_gain` on average, no further run is worth its time, or `max_runs` is reached."""
     pruner: Pruner = AshaPruner()
     """Which runs are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
-    max_runs: PositiveInt = 12
+    max_runs: Annotated[PositiveInt, OnlySays.WHEN] = 12
     """The most full training runs of the stage, for each seed. Those that are stopped early count, too, but for those that diverge
     before any has completed: then the learning rate is lowered until one does."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.decisions.further import kept_by_the_budget
 from batchscout.orchestrator.decisions.retries import trials_that_count
 from batchscout.orchestrator.output.exports import first_trainer
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
@@ -34,11 +35,13 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
     if failed is not None:
         return Ending(
             2 if failed.bad_input else 1,
-            f"{failed.stage}: {failed.reason}\n{remedy or _without_a_failure(failed, study)}",
+            f"{failed.stage}: {failed.reason}\n{remedy or _without_a_failure(config, failed, study)}",
             first_trainer(config, study.facts.own_run) if recommendation else None,
         )
     done = "\n".join(f"{conclusion.stage}: {conclusion.reason}" for conclusion in study.conclusions.values())
     result = "\n".join(recommendation.paragraphs()) if recommendation else done or "the study has no result yet"
+    if kept_by_the_budget(config, study):
+        result += f"\n{_OUT_OF_BUDGET}"
     trainer = first_trainer(config, study.facts.own_run) if recommendation else None
     if remedy:
         return Ending(1, f"{result}\n{remedy}", trainer)
@@ -67,7 +70,12 @@ def _again(study: Study, what: str) -> str:
     return f"run the same command again: {what} runs again once your code or data have changed (or at once, with --retry-failed)"
 
 
-def _without_a_failure(failed: Conclusion, study: Study) -> str:
+_OUT_OF_BUDGET = "It stopped for budget.device_hours: raise it, and run the same command again to go further."
+
+
+def _without_a_failure(config: StudyConfig, failed: Conclusion, study: Study) -> str:
+    if kept_by_the_budget(config, study):
+        return _OUT_OF_BUDGET
     return f"No trial failed. Where code or data are to blame, {_again(study, f'the stage {failed.stage}')}; a changed study file needs another --dir"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel, JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.load import parse_study, read_yaml
+from batchscout.orchestrator.config.stages import OnlySays
 from batchscout.orchestrator.study.events import FORMAT_VERSION, Proposed, RunBegan
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.lines import format_of, read_lines, refuse_earlier_format
@@ -33,10 +34,16 @@ from batchscout.trainers.files import (
 MAX_DIFFERENCES = 8
 
 
-def open_run_directory(config: StudyConfig, run_dir: Path, published: StoredStudy | None = None) -> Journal:
+def open_run_directory(
+    config: StudyConfig,
+    run_dir: Path,
+    published: StoredStudy | None = None,
+    goes_further: Callable[[StudyConfig, Journal], object] = lambda before, journal: None,
+) -> Journal:
     """Return this study's journal, locked, and write study.yaml beside it. published: where the directory is a copy of.
 
-    Raises ValueError where the directory holds another study (with the difference), other files, or a running driver.
+    goes_further: is called with the study as it was, and its journal, where keys have changed that only say when it stops or where it runs; what
+    it journals is there before study.yaml says so. Raises ValueError where the directory holds another study (with the difference), other files, or a running driver.
     """
     path = run_dir / "study.yaml"
     with _as_the_user_chose(run_dir):
@@ -46,7 +53,7 @@ def open_run_directory(config: StudyConfig, run_dir: Path, published: StoredStud
     journal = Journal(run_dir / "journal.jsonl", config.name, published=published)
     try:
         _discard_half_written(run_dir)
-        _write_study(config, path, has_begun=bool(journal.study.trials))
+        _write_study(config, path, journal, goes_further)
         if published is not None:
             published.publish_study()
     except BaseException:
@@ -75,7 +82,7 @@ def refuse_other_study(config: StudyConfig, run_dir: Path) -> None:
     with own_file(run_dir, "read"):
         refuse_earlier_format(journal)
         if exists(path) and exists(journal) and replay(journal, config.name).trials:
-            _refuse_difference(_stored(path), config.model_dump(mode="json"), run_dir)
+            _refuse_other(_stored(path), config, run_dir)
 
 
 def _refuse_other_files(run_dir: Path) -> None:
@@ -139,9 +146,9 @@ def _parts_with_defaults_of(then: Any, now: Any, given: JsonValue) -> Any:
         isinstance(now, tuple)
         and isinstance(then, tuple)
         and isinstance(given, list)
-        and len(now) == len(then) == len(given)
+        and len(then) == len(given) <= len(now)
     ):
-        return tuple(map(_parts_with_defaults_of, then, now, given))
+        return (*map(_parts_with_defaults_of, then, now, given), *now[len(then) :])
     return now
 
 
@@ -158,29 +165,55 @@ def _is_ours(entry: Path) -> bool:
     return of_find or entry.suffix == PARTIAL or entry.name in ("journal.jsonl", "journal.lock", ".lease")
 
 
-def _write_study(config: StudyConfig, path: Path, *, has_begun: bool) -> None:
-    """Write study.yaml. It may change until the first trial is proposed; raises ValueError if it changed after that."""
-    before, now = _stored(path) if exists(path) else None, config.model_dump(mode="json")
-    if before == now:
+def _write_study(
+    config: StudyConfig, path: Path, journal: Journal, goes_further: Callable[[StudyConfig, Journal], object]
+) -> None:
+    """Write study.yaml. It may change until the first trial is proposed, and after that in keys that only say when the study stops or where
+    it runs; raises ValueError if another one changed after that."""
+    before = _stored(path) if exists(path) else None
+    if isinstance(before, StudyConfig) and before.model_dump(mode="json") == config.model_dump(mode="json"):
         return
-    if before is not None and has_begun:
-        _refuse_difference(before, now, path.parent)
+    if before is not None and journal.study.trials:
+        goes_further(_refuse_other(before, config, path.parent), journal)
     with written_whole(path) as file:
-        file.write(yaml.safe_dump(now, sort_keys=False).encode())
+        file.write(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
 
 
-def _refuse_difference(before: object, now: object, run_dir: Path) -> None:
-    if before != now:
-        raise ValueError(
-            f"{quoted(run_dir)} holds another study:\n{_difference(before, now)}\n"
-            "choose another --dir, or take the change back to go on with that study"
-        )
+def _refuse_other(before: object, now: StudyConfig, run_dir: Path) -> StudyConfig:
+    """Return the study as it was; raise ValueError if it is another one."""
+    if isinstance(before, StudyConfig):
+        there, here = _identity(before, before), _identity(now, before)
+        if there == here:
+            return before
+    else:
+        there, here = before, now.model_dump(mode="json")
+    raise ValueError(
+        f"{quoted(run_dir)} holds another study:\n{_difference(there, here)}\n"
+        "choose another --dir, or take the change back to go on with that study"
+    )
+
+
+def _identity(keys: BaseModel, beside: BaseModel) -> dict[str, JsonValue]:
+    """Return the keys that trials are made with and judged by, as JSON. beside: the study before; of what may follow, it says how much there
+    was."""
+    tree = keys.model_dump(mode="json")
+    for name, field in type(keys).model_fields.items():
+        value, other = getattr(keys, name), getattr(beside, name, None)
+        said = next((one for one in field.metadata if isinstance(one, OnlySays)), None)
+        if said is OnlySays.WHAT_FOLLOWS and other is not None:
+            if isinstance(value, tuple) and isinstance(other, tuple):
+                tree[name] = [_identity(one, one) for one in value[: len(other)]]
+        elif said is not None:
+            del tree[name]
+        elif isinstance(value, BaseModel):
+            tree[name] = _identity(value, other if isinstance(other, BaseModel) else value)
+    return tree
 
 
 def _stored(path: Path) -> object:
-    """Return the study that the file holds, with all keys; what is no study as it stands there, to be shown."""
+    """Return the study that the file holds; where it is none of this version's, what is there, to be shown."""
     try:
-        return load_stored_study(path).model_dump(mode="json")
+        return load_stored_study(path)
     except ValueError:
         return read_yaml(path)
 

@@ -10,12 +10,14 @@ import pytest
 
 from batchscout.orchestrator.config.keys import Budget, StudyConfig
 from batchscout.orchestrator.decisions.budget import Spending
+from batchscout.orchestrator.decisions.further import events_to_go_further, kept_by_the_budget
 from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.output.results import finish
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import Findings, found
 from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.study.causes import Cause
-from batchscout.orchestrator.study.events import RunBegan
+from batchscout.orchestrator.study.events import Concluded, Reopened, RunBegan, StageBegan
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, TrialState
@@ -139,3 +141,89 @@ def test_a_branch_costs_what_it_trains_itself(begins_at: int, fits: bool) -> Non
     run = context.trial(context.split(4, 1), None, sample_budget=1000, branch_from=begin)
     wanted = [Proposal("branch", "branch", run, candidate="branch", expected={PLANNED_RATE: 10.0})]
     assert Spending(config, study, lambda: 0.0).affordable(wanted, ()) == (wanted if fits else [])
+
+
+# What a study does that is let go further than before
+
+
+def answer_of(config: StudyConfig, study: Study) -> tuple[int, float]:
+    found = recommend(config, study)
+    assert found is not None
+    return found.effective_batch_size, found.learning_rate
+
+
+def go_further(path: Path, before: StudyConfig, now: StudyConfig, stage: str = "train", world: Any = IDEAL) -> Study:
+    """As a driver does that finds the other keys."""
+    clock = Clock()
+    with Journal(path, now.name) as journal:
+        for event in events_to_go_further(before, now, journal.study):
+            journal.append(event)
+        assert stage not in journal.study.conclusions
+        journal.append(RunBegan(token="second"))
+        director = director_of(now, journal, stage, clock=clock)
+        return Player(director, world, before_message=clock.tick).play()
+
+
+def with_budget(config: StudyConfig, seconds: float | None) -> StudyConfig:
+    budget = None if seconds is None else Budget(device_hours=seconds / 3600)
+    return config.model_copy(update={"budget": budget})
+
+
+@pytest.mark.parametrize("num_runs", [0.5, 1.6, 2.5])
+def test_with_a_larger_budget_it_ends_as_if_it_had_had_that_from_the_beginning(tmp_path: Path, num_runs: float) -> None:
+    whole, without = trained(tmp_path / "without.jsonl", None)
+    config, short = trained(tmp_path / "with.jsonl", num_runs * RUN_SECONDS)
+    assert kept_by_the_budget(config, short)
+    larger = with_budget(config, 100 * RUN_SECONDS)
+    known = go_further(tmp_path / "with.jsonl", config, larger)
+    assert answer_of(larger, known) == answer_of(whole, without)
+    assert set(short.trials) <= set(known.trials), "what has ended stands"
+    assert not kept_by_the_budget(larger, known)
+    assert replay(tmp_path / "with.jsonl", config.name).conclusions == known.conclusions
+
+
+def test_what_the_budget_stopped_is_tried_again(tmp_path: Path) -> None:
+    config = with_budget(field_config(), 6)
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        journal.append(RunBegan(token="first"))
+        clock = Clock()
+        cut = Player(director_of(config, journal, "grid", clock=clock), field_curves, before_message=clock.tick).play()
+        stopped = {trial.id for trial in cut.trials.values() if trial.cause is Cause.BUDGET}
+        assert stopped
+        no_more = with_budget(config, 6.001)
+        assert events_to_go_further(config, no_more, cut) == [], "it is spent all the same"
+    known = go_further(tmp_path / "journal.jsonl", config, with_budget(config, None), "grid", field_curves)
+    assert all(known.trials[name].cause is not Cause.BUDGET for name in stopped)
+    assert any(known.trials[name].state is TrialState.COMPLETE for name in stopped)
+
+
+def test_more_runs_are_made_by_their_own_stage_alone(tmp_path: Path) -> None:
+    """How much a frontier probes depends on how many runs there may be, and what it decided stands."""
+
+    def config(max_runs: int) -> StudyConfig:
+        stages = [{"type": "frontier"}, {"type": "train", "max_runs": max_runs}]
+        return study_of(stages=stages, sample_budget=8192)
+
+    few, path = config(2), tmp_path / "journal.jsonl"
+    with Journal(path, few.name) as journal:
+        journal.append(RunBegan(token="first"))
+        journal.append(StageBegan(stage="frontier"))
+        journal.append(Concluded(stage="frontier", ok=True, reason="as measured"))
+        know(journal, (IDEAL.rates(BATCHES),))
+        before = Player(director_of(few, journal, "train"), IDEAL).play()
+        first = {trial.id: trial for trial in before.of_stage("train")}
+        (event,) = events_to_go_further(few, config(12), before)
+    assert isinstance(event, Reopened)
+    assert event.stage == "train"
+    known = go_further(path, few, config(12))
+    assert first.items() <= known.trials.items()
+    assert len(known.of_stage("train")) > len(first)
+
+
+def test_what_is_printed_at_its_end_names_the_key(tmp_path: Path) -> None:
+    for num_runs in (0.5, 1.6):
+        config, short = trained(tmp_path / f"{num_runs}.jsonl", num_runs * RUN_SECONDS)
+        message = finish(config, tmp_path, short).message
+        assert message.splitlines()[-1].startswith("It stopped for budget.device_hours: raise it, and run the same")
+    config, whole = trained(tmp_path / "whole.jsonl", 100 * RUN_SECONDS)
+    assert "budget.device_hours" not in finish(config, tmp_path, whole).message

@@ -15,8 +15,10 @@ import yaml
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.study.events import RunBegan, proposed
+from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.run_directory import (
     as_it_began,
+    load_stored_study,
     logs_of,
     open_run_directory,
     put_former_try_by,
@@ -41,10 +43,68 @@ def rewrite(run_dir: Path, without: tuple[str, ...] = (), **changes: Any) -> Non
 
 def test_a_study_begun_before_a_key_existed_goes_on_with_its_default(tmp_path: Path) -> None:
     begin(tmp_path, study_of())
-    rewrite(tmp_path, without=("budget", "target_loss"))
+    rewrite(tmp_path, without=("useful_gain", "target_loss"))
     open_run_directory(study_of(), tmp_path).close()
-    with pytest.raises(ValueError, match=r"another study:\n  budget.device_hours: absent there, 1"):
-        open_run_directory(study_of(budget={"device_hours": 1}), tmp_path)
+    with pytest.raises(ValueError, match=r"another study:\n  useful_gain: 0.03 there, 0.1 now"):
+        open_run_directory(study_of(useful_gain=0.1), tmp_path)
+
+
+TRAIN = {"type": "train", "max_runs": 4}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"budget": {"device_hours": 2}},
+        {"tracking": {"tensorboard": True}},
+        {"placement": {"lanes": 2, "idle_release_seconds": 5}},
+        {"stages": [TRAIN | {"max_runs": 8}]},
+        {"stages": [TRAIN, {"type": "learning_rate"}]},
+        {"real_run": {"samples": 10**6}},
+    ],
+)
+def test_what_only_says_when_it_stops_or_where_it_runs_may_change(tmp_path: Path, changes: dict[str, Any]) -> None:
+    before, now = study_of(stages=[TRAIN]), study_of(**({"stages": [TRAIN]} | changes))
+    begin(tmp_path, before)
+    told = list[StudyConfig]()
+    open_run_directory(as_it_began(now, tmp_path), tmp_path, None, lambda then, _: told.append(then)).close()
+    assert told == [before]
+    assert load_stored_study(tmp_path / "study.yaml") == now
+    open_run_directory(now, tmp_path, None, lambda then, _: told.append(then)).close()
+    assert told == [before], "nothing has changed since"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"budget": {"device_hours": 2}, "seeds": [1]}, r"study:\n  seeds.0: 0 there, 1 now\n"),
+        ({"stages": [{"type": "learning_rate"}, TRAIN]}, "stages.0.type: train there, learning_rate now"),
+        ({"stages": [TRAIN | {"pruner": {"type": "none"}}]}, "stages.0.pruner.type: asha there, none now"),
+        ({"placement": {"cpus_per_rank": 2}}, "placement.cpus_per_rank: None there, 2 now"),
+        ({"real_run": {"samples": 10**7}}, "real_run.samples: 1000000 there, 10000000 now"),
+    ],
+)
+def test_what_trials_are_made_with_and_judged_by_may_not_change(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    first = {"stages": [TRAIN], "real_run": {"samples": 10**6}}
+    begin(tmp_path, study_of(**first))
+    text = (tmp_path / "study.yaml").read_text()
+    with pytest.raises(ValueError, match=said):
+        open_run_directory(study_of(**(first | changes)), tmp_path, None, lambda *_: pytest.fail("it does not go on"))
+    assert (tmp_path / "study.yaml").read_text() == text
+
+
+def test_until_its_journal_says_so_a_study_is_as_it_was(tmp_path: Path) -> None:
+    """A driver that dies in between finds the same change again."""
+    begin(tmp_path, study_of())
+
+    def dies(before: StudyConfig, journal: Journal) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_run_directory(study_of(budget={"device_hours": 2}), tmp_path, None, dies)
+    assert load_stored_study(tmp_path / "study.yaml").budget is None
 
 
 def begun_with(run_dir: Path, config: StudyConfig, key: str, default: Any) -> None:
