@@ -275,7 +275,7 @@ LINE = inspect.getsourcelines(data_that_interrupts)[1] + 1
     ("data", "reason"),
     [
         ("data_that_gives_up", "exited with status 3 (sys.exit)"),
-        ("data_that_fails_without_words", "Speechless: Speechless"),
+        ("data_that_fails_without_words", "Speechless"),
         ("data_that_interrupts", f"KeyboardInterrupt (in {__file__}, line {LINE})"),
     ],
 )

@@ -205,7 +205,7 @@ def test_what_is_as_usual_and_what_was_not_measured_is_absent_from_the_file() ->
 
 def test_the_tuned_learning_rate_goes_before_the_trained_batch_and_that_before_the_grid() -> None:
     """Whatever the order of the stages in the study file."""
-    config = example_config(stages=[{"type": "learning_rate"}, {"type": "grid"}, {"type": "train"}])
+    config = example_config(stages=[{"type": "train"}, {"type": "learning_rate"}, {"type": "grid"}])
     study = Study(config.name)
     for findings in (
         GridFindings("grid-a", 3.0),

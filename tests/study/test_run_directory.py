@@ -78,7 +78,7 @@ def test_what_only_says_when_it_stops_or_where_it_runs_may_change(tmp_path: Path
     ("changes", "said"),
     [
         ({"budget": {"device_hours": 2}, "seeds": [1]}, r"study:\n  seeds.0: 0 there, 1 now\n"),
-        ({"stages": [{"type": "learning_rate"}, TRAIN]}, "stages.0.type: train there, learning_rate now"),
+        ({"stages": [{"type": "grid"}, TRAIN]}, "stages.0.type: train there, grid now"),
         ({"stages": [TRAIN | {"pruner": {"type": "none"}}]}, "stages.0.pruner.type: asha there, none now"),
         ({"placement": {"cpus_per_rank": 2}}, "placement.cpus_per_rank: None there, 2 now"),
         ({"real_run": {"samples": 10**7}}, "real_run.samples: 1000000 there, 10000000 now"),

@@ -71,23 +71,42 @@ class Batches:
 
 def call_source(call: ast.Call, names: Mapping[str, Any]) -> FromCall:
     """Return what calls it again and again. names: what the names in it stand for."""
+    return _source(call, lambda node: _evaluation(node, names), names)
 
-    def calls(node: ast.Call) -> Callable[[], Any]:
-        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval", dont_inherit=True)
-        return lambda: eval(code, dict(names))  # the script's own expression
 
-    return FromCall(ast.unparse(call), calls(call), _validating(call, calls, names))
+def iterable_source(over: ast.expr, names: Mapping[str, Any]) -> FromCall:
+    """Return what goes through it again and again. names: what the names in it stand for."""
+    return _source(over, lambda node: _round_and_round(_evaluation(node, names)), names)
+
+
+def _evaluation(node: ast.expr, names: Mapping[str, Any]) -> Callable[[], Any]:
+    code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval", dont_inherit=True)
+    return lambda: eval(code, dict(names))  # the script's own expression
+
+
+def _round_and_round(batches_again: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a call that returns the next batch, the first one again after the last."""
+
+    def forever() -> Iterator[Any]:
+        while True:
+            yield from batches_again()
+
+    batches = forever()
+    return lambda: next(batches)
+
+
+def _source(node: ast.expr, calls: Callable[[ast.expr], Callable[[], Any]], names: Mapping[str, Any]) -> FromCall:
+    return FromCall(ast.unparse(node), calls(node), _validating(node, calls, names))
 
 
 def _validating(
-    call: ast.Call, calls: Callable[[ast.Call], Callable[[], Any]], names: Mapping[str, Any]
+    call: ast.expr, calls: Callable[[ast.expr], Callable[[], Any]], names: Mapping[str, Any]
 ) -> Callable[[], Any] | None:
     """Return the same call with a word or a name for validation in place of the one for training: the first that gives batches of that
     kind."""
     wanted = _shapes(calls(call)())
     for word in _VALIDATES:
         other = ast.parse(ast.unparse(call), mode="eval").body
-        assert isinstance(other, ast.Call)
         renamed = [_renamed(one, word, names) for one in ast.walk(other)]
         if not any(renamed):
             continue
@@ -124,11 +143,19 @@ class Rows(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            batch = self.next_batch()
-            if isinstance(batch, Tensor):
-                yield from batch.cpu()
-            else:
-                yield from zip(*(part.cpu() for part in batch), strict=True)
+            yield from _rows_in(self.next_batch())
+
+
+def num_rows(batch: Any) -> int | None:
+    """Return how many rows all tensors in a batch have; None where they have not as many, or something else is in it."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else None
+    numbers = {num_rows(part) for part in batch} if isinstance(batch, list | tuple) else {None}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def _rows_in(batch: Any) -> Iterator[Any]:
+    return iter(batch.cpu()) if isinstance(batch, Tensor) else zip(*map(_rows_in, batch), strict=True)
 
 
 def loaders_of(source: Source, validation: DataLoader[Any] | None) -> tuple[Any, Any]:

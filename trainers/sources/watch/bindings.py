@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from batchscout.trainers.sources.watch.batches import (
     FromLoader,
@@ -19,7 +19,9 @@ from batchscout.trainers.sources.watch.batches import (
     alike,
     call_source,
     is_table,
+    iterable_source,
     names_apart,
+    num_rows,
     rows_of,
     same_numbers,
 )
@@ -50,6 +52,7 @@ def bindings(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     yield from _by_next(code, place, seen)
     yield from _by_value(code, place, seen)
     yield from _by_rows(code, place, seen)
+    yield from _by_iterable(code, place, seen)
     yield from _by_call(code, place, seen)
     yield from _by_call_within(code, place, seen)
     yield from _by_tensors(code, place)
@@ -157,12 +160,38 @@ def _by_call(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     for one in (one for one in _calls(code) if any(one is inner for inner in ast.walk(code.loop))):
         assert isinstance(one.value, ast.Call)
         now = _now(one.targets[0], place)
-        if not is_of_numbers(now) or holds_a_graph(now):
+        if num_rows(now) is None or holds_a_graph(now):
             continue
         trained_on = _as_called(one.targets[0], code, place, seen)
         assign = ast.Assign(one.targets, _batch())
         source = call_source(one.value, {**place.global_, **place.local})
         yield Bound((assign,), (one,), source, now if trained_on is None else trained_on)
+
+
+def _by_iterable(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
+    """`for x, y in batches`, of no DataLoader: whatever a loop goes through, again and again."""
+    if (seen.backward is not None and seen.backward.fetched) or not isinstance(code.loop, ast.For):
+        return
+    over, target = code.loop.iter, code.loop.target
+    while isinstance(over, ast.Call) and over.args and ast.unparse(over.func).rpartition(".")[2] in _GOES_THROUGH:
+        if ast.unparse(over.func) == "enumerate" and isinstance(target, ast.Tuple):
+            target = target.elts[1]
+        over = over.args[0]
+    batch = _now(target, place)
+    if (
+        num_rows(batch) is None
+        or isinstance(or_none(place, ast.unparse(over)), Dataset)
+        or not _roots_in(target) & roots_of(code.inputs)
+    ):
+        return
+    yield Bound((ast.Assign([target], _batch()),), (), iterable_source(over, {**place.global_, **place.local}), batch)
+
+
+_GOES_THROUGH = ("enumerate", "tqdm", "track", "progress_bar")
+
+
+def _roots_in(target: ast.expr) -> set[str]:
+    return {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
 
 
 def _by_call_within(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
@@ -177,7 +206,7 @@ def _by_call_within(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]
             batch = seen.called_with[0][number:] if isinstance(argument, ast.Starred) else seen.called_with[0][number]
             for fetched in seen.backward.fetched:
                 yield Bound((), (), FromLoader(fetched.loader), fetched.batch, fetched.random, {value: _batch()})
-            if not seen.backward.fetched and is_of_numbers(batch):
+            if not seen.backward.fetched and num_rows(batch) is not None:
                 source = call_source(value, {**place.global_, **place.local})
                 yield Bound((), (), source, batch, in_place={value: _batch()})
 
@@ -314,7 +343,7 @@ def _batch() -> ast.expr:
 def changing(seen: Seen) -> set[str]:
     """Return what the loops around the loss give values to, in all functions on the way."""
     assert seen.backward is not None
-    loops = [loop for place in seen.backward.places for loop in loops_around(parsed(place.file), place.position)]
+    loops = [loop for place in seen.backward.all_places for loop in loops_around(parsed(place.file), place.position)]
     targets = {name for loop in loops if isinstance(loop, ast.For) for name in targets_of(loop)}
     return targets | {name for loop in loops for name in assigned_in(loop)}
 

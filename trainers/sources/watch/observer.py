@@ -74,7 +74,7 @@ class RandomState:
 
 @dataclass(frozen=True)
 class Place:
-    """A place of the script's own code, and what its names stood for when it was reached."""
+    """A place in the code, and what its names stood for when it was reached."""
 
     file: str
     position: tuple[int, int]
@@ -82,6 +82,8 @@ class Place:
     function: str
     local: Mapping[str, Any]
     global_: dict[str, Any]
+    is_the_scripts: bool
+    """False of a library's."""
 
     def value(self, name: str) -> Any:
         """Return what a name stands for, or an attribute of one; raises LookupError."""
@@ -142,8 +144,8 @@ class Backward:
 
     loss: Tensor
     value: float
-    places: tuple[Place, ...]
-    """The script's, the innermost first."""
+    all_places: tuple[Place, ...]
+    """That led to it, the innermost first: the script's, and those of libraries but torch, which may have the loop."""
     fetched: tuple[Fetched, ...]
     """The last batches by then, the latest first."""
     random: RandomState
@@ -152,6 +154,11 @@ class Backward:
     """A GradScaler's factor; 1 without one."""
     gradients: dict[int, Tensor] = field(default_factory=dict)
     """What it gave, by the id of the parameter."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The script's own."""
+        return tuple(one for one in self.all_places if one.is_the_scripts)
 
 
 @dataclass(frozen=True)
@@ -379,11 +386,12 @@ class _Observer:
 
     def _backward(self, loss: Tensor, run: Callable[[], None]) -> None:
         places = tuple(_places(self.folder))
-        if not places:  # torch's own, within the one that the script has called
+        own = next((one for one in places if one.is_the_scripts), None)
+        if own is None:  # torch's own, within the one that the script has called
             run()
             return
         self._num_backwards += 1
-        self._backed_from.add((places[0].file, places[0].position))
+        self._backed_from.add((own.file, own.position))
         if self._num_backwards > MOST_BACKWARDS and not self.optimizers:
             raise Enough
         if self.seen.backward is not None:
@@ -577,7 +585,7 @@ def _rates(optimizer: Optimizer) -> tuple[float, ...]:
 
 
 def _places(folder: Path) -> Iterator[Place]:
-    """Yield the script's own places that led here. None where torch called itself."""
+    """Yield the places that led here. None where torch called itself."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -585,9 +593,10 @@ def _places(folder: Path) -> Iterator[Place]:
         return
     while frame is not None and not _module_of(frame).startswith("batchscout.trainers.sources.watch"):
         file = frame.f_code.co_filename
-        if not file.startswith("<") and (Path(file).parent == folder or not is_librarys(Path(file))):
+        if not file.startswith("<") and _module_of(frame).split(".")[0] != "torch":
             names = dict(frame.f_locals), dict(frame.f_globals)
-            yield Place(file, _position(frame), frame.f_code.co_name, *names)
+            is_the_scripts = Path(file).parent == folder or not is_librarys(Path(file))
+            yield Place(file, _position(frame), frame.f_code.co_name, *names, is_the_scripts)
         frame = frame.f_back
 
 

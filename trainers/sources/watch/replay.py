@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ from batchscout.trainers.sources.watch.observer import Backward, Place, RandomSt
 from batchscout.trainers.sources.watch.statements import (
     LossCode,
     loss_codes,
+    may_be_made_first,
     needed,
     parsed,
     targets_of,
@@ -76,8 +78,8 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
             return NotReplayed(carried, _of_a_loader(seen))  # a wider piece of the script would hide it
         for bound in bindings(code, place, seen):
             if (frozen := _frozen(code, place, bound, seen)) is not None:
-                reasons.insert(0, frozen)  # it says more than what came of trying
-                changes = True
+                reasons.insert(0, frozen.reason)  # it says more than what came of trying
+                changes |= not frozen.is_state
                 continue
             found = _function(code, place, bound)
             factor = _replayed(found, bound, seen)
@@ -95,8 +97,10 @@ def _of_a_loader(seen: Seen) -> Batches | None:
 
 
 def _codes(backward: Backward) -> Iterator[tuple[Place, LossCode]]:
-    """Yield where the loss may be made: the place that calls backward, and those that have handed the loss on to it."""
-    for number, place in enumerate(backward.places):
+    """Yield where the loss may be made: the place that calls backward, and those that have handed the loss on to it; of the script before those
+    of a library that has the loop."""
+    within = itertools.takewhile(lambda one: not one.is_the_scripts, backward.all_places)
+    for number, place in itertools.chain(enumerate(backward.places), enumerate(within)):
         name = None
         if number:
             name = next((name for name, value in place.local.items() if value is backward.loss), None)
@@ -111,7 +115,7 @@ def _carried(code: LossCode, place: Place) -> str | None:
     given = targets_of(code.loop) if isinstance(code.loop, ast.For) else set()
     for name in sorted(code.inputs & code.changed - given):
         value = place.local.get(name, place.global_.get(name)) if "." not in name else or_none(place, name)
-        if holds_a_graph(value):
+        if holds_a_graph(value) and not may_be_made_first(code, name):
             return (
                 f"its loss reads {name}, which the step before has left (a hidden state that is carried on), and a study begins each "
                 "batch anew"
@@ -119,7 +123,21 @@ def _carried(code: LossCode, place: Place) -> str | None:
     return None
 
 
-def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> str | None:
+def _of_this_batch(code: LossCode, name: str, value: Any) -> bool:
+    """True of what the statements have computed of the batch on whose gradient it hangs."""
+    return holds_a_graph(value) and may_be_made_first(code, name)
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """What a study would keep as it was in the first batch."""
+
+    reason: str
+    is_state: bool = False
+    """True of what the loop has computed itself, as a hidden state that is cut off from its graph: a loss can be written without it."""
+
+
+def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen | None:
     """Return what a loss reads that is another in every batch and does not come from it: a study would keep it as it was in the first;
     None where there is nothing."""
     given = {name for one in bound.begin for name in names_set(one)}
@@ -129,14 +147,18 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> str | Non
     for name in sorted(read):
         root = name.split(".")[0]
         value = or_none(place, name)
+        if _of_this_batch(code, name, value):
+            continue
         is_plain = isinstance(value, int | float | str | Tensor) or is_of_numbers(value)
         if is_plain and (name in counted or (root not in given and (name in changes or root in changes))):
-            return (
+            is_state = name in code.changed and isinstance(value, Tensor) and value.is_floating_point()
+            return _Frozen(
                 f"its loss reads {name}, which is another in later batches and does not come from the batch, and a study would keep it as it was in "
-                "the first; take it out of the loss, or from a DataLoader, or write the loss as package.module:callable (docs/own_model.md)"
+                "the first; take it out of the loss, or from a DataLoader",
+                is_state,
             )
     if (twin := _twin(read, place, seen)) is not None:
-        return (
+        return _Frozen(
             f"its loss reads {twin}, a module of the same shape as the one that is trained, as an average of its weights or a teacher is: a study "
             "would keep it as it was"
         )
@@ -179,6 +201,7 @@ def _function(code: LossCode, place: Place, bound: Bound) -> _Made:
     kept, loss, _ = _batched(code, bound)
     roots = roots_of(code.inputs)
     known = {name: place.local[name] for name in roots if name in place.local}
+    known = {name: value for name, value in known.items() if not _of_this_batch(code, name, value)}
     stored = {name for one in (*bound.begin, *kept) for node in ast.walk(one) for name in _names_stored(node)}
     given = {name for one in bound.begin for name in names_set(one)}
     again = [

@@ -153,6 +153,17 @@ def _wanted_before_all(statements: Sequence[ast.stmt], wanted: set[str]) -> set[
     return wanted
 
 
+def may_be_made_first(code: LossCode, name: str) -> bool:
+    """True if the statements may give a name its value before they read it: that of the batch before is not meant then, as of `loss` after
+    `if ...: loss = ...`, `elif ...: loss = ...`."""
+    for statement in code.statements:
+        if name in _wanted_before(statement, set()):
+            return False
+        if name in _assigned([statement]):
+            return True
+    return False
+
+
 def assigned_in(loop: Loop) -> set[str]:
     """Return what a loop's body gives a value to, in whatever branch."""
     return _assigned(loop.body)

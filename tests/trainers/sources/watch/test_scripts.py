@@ -259,6 +259,17 @@ FORMS = {
                 torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
                 scaler.step(optimizer); scaler.update()
     """,
+    "by cases": """
+        optimizer, kind = torch.optim.AdamW(net.parameters(), lr=0.01), "classes"
+        for epoch in range(5):
+            for x, y in train_loader:
+                if kind == "numbers":
+                    loss = F.mse_loss(net(x), F.one_hot(y, 3).float())
+                elif kind == "classes":
+                    loss = F.cross_entropy(net(x), y, reduction="none")
+                    loss = loss.mean()
+                optimizer.zero_grad(); loss.backward(); optimizer.step()
+    """,
     "the loss in several lines": """
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
         for epoch in range(5):
@@ -408,6 +419,73 @@ for step in range(30):
     (loss / 1).backward()
     optimizer.step()
 """
+
+
+ITERATED = """
+def batches_of(size, x, y):
+    for rows in torch.randperm(len(x)).split(size):
+        yield x[rows], y[rows]
+class Batches:
+    def __init__(self, x, y): self.x, self.y, self.place = x, y, 0
+    def __iter__(self): return self
+    def __next__(self):
+        if self.place >= len(self.x):
+            self.place = 0
+            raise StopIteration
+        self.place += 6
+        return (self.x[self.place - 6:self.place], torch.ones(6)), self.y[self.place - 6:self.place]
+train_iter, dev_iter = Batches(X, Y), Batches(X[:24], Y[:24])
+optimizer = torch.optim.Adam(net.parameters())
+for epoch in range(5):
+    for LOOP:
+        optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "tells"),
+    [
+        ("x, y in batches_of(6, X, Y)", True),
+        ("i, ((x, weight), y) in enumerate(train_iter)", False),
+        ("x, y in [(X[i : i + 6], Y[i : i + 6]) for i in range(0, 60, 6)]", True),
+    ],
+)
+def test_batches_of_no_loader_become_a_stream_of_their_rows(folder: Path, loop: str, tells: bool) -> None:
+    found = watched(folder, ITERATED.replace("LOOP", loop))
+    assert keys_of(found)["optimizer"]["reference_batch_size"] == 6
+    told = " ".join(settings_of(found, None).told)
+    assert ("fresh batches of the training data are evaluated" in told) is tells
+    train, _ = sets_of(found)
+    samples = [sample for _, sample in zip(range(90), train, strict=False)]
+    assert len(samples) == 90, "the first again after the last"
+    model_of(found)(torch.utils.data.default_collate(samples[:4])).backward()
+
+
+def test_the_loop_may_be_a_librarys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of ignite, poutyne and others: the script hands model, loss and loader over."""
+    library = folder / "site-packages"
+    library.mkdir()
+    text = """
+        def fit(model, optimizer, criterion, loader, passes):
+            for _ in range(passes):
+                for batch in loader:
+                    step(model, optimizer, criterion, batch)
+        def step(model, optimizer, criterion, batch):
+            x, y = batch
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+    """
+    (library / "fits.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(str(library))
+    loop = watched(
+        folder, "import fits\nfits.fit(net, torch.optim.Adam(net.parameters()), nn.CrossEntropyLoss(), train_loader, 5)"
+    )
+    assert keys_of(loop)["optimizer"]["reference_batch_size"] == 6
+    train, val = sets_of(loop)
+    assert (len(train.dataset), len(val.dataset)) == (60, 20)
+    model_of(loop)(next(iter(train))).backward()
 
 
 def test_a_batch_that_is_made_within_the_call_of_the_model_is_found(folder: Path) -> None:
@@ -592,7 +670,7 @@ def test_rows_that_a_script_takes_itself_are_the_samples(folder: Path, form: str
     loop = watched(folder, f"{tables}optimizer = torch.optim.Adam(net.parameters())\nfor epoch in range(5):\n{body}\n")
     keys = keys_of(loop)
     assert (keys["optimizer"]["reference_batch_size"], keys["run_samples"]) == (6, 300)
-    assert "order" not in loop.loss.source.names, "which says only where the samples are"
+    assert "order" not in loop.batches.source.names, "which says only where the samples are"
     train, val = sets_of(loop)
     assert (len(train.dataset), len(val.dataset)) == (54, 6)
     model = model_of(loop)
@@ -639,7 +717,7 @@ for x, y in loaders["train"]:
     optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
 """
     loop = watched(folder, parts, head=HEAD.replace("val_loader", "other").replace("train_loader", "another"))
-    loop.seen.loaders[:] = [one for one in loop.seen.loaders if one.dataset is loop.loss.source.loader.dataset]
+    loop.seen.loaders[:] = [one for one in loop.seen.loaders if one.dataset is loop.batches.source.loader.dataset]
     train, val = sets_of(loop)
     assert (len(train.dataset), len(val.dataset)) == (50, 10)
     assert not {tuple(x.tolist()) for x, _ in train.dataset} & {tuple(x.tolist()) for x, _ in val.dataset}
