@@ -196,6 +196,7 @@ class OfLoop(_OfScript, TakesBatch):
         assert loop.loss is not None
         self.copies.put_in_use(loop.seen)
         loss = loop.loss.call(type(loop.batches.first)(batch) if loop.boxes else batch) * loop.times
+        loss = loss.reshape(()) if loss.numel() == 1 else loss  # backward takes a tensor of one number, too
         if not loop.sums:
             return loss
         return loss, torch.tensor(num_samples_in(batch), device=loss.device)

@@ -75,7 +75,8 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
     reasons, changes = list[str](), False
     for place, code in _codes(seen.backward):
         if carried := _carried(code, place):
-            return NotReplayed(carried, _of_a_loader(seen))  # a wider piece of the script would hide it
+            # A wider piece of the script would hide it; and what a narrower one has told says more.
+            return NotReplayed([*reasons, carried][0], None if changes else _of_a_loader(seen))
         for bound in bindings(code, place, seen):
             if (frozen := _frozen(code, place, bound, seen)) is not None:
                 reasons.insert(0, frozen.reason)  # it says more than what came of trying
@@ -260,7 +261,10 @@ def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
     differs."""
     assert seen.backward is not None
     told = list[str]()
-    for random in (state for state in (bound.random, seen.backward.random) if state is not None):
+    fetched = (
+        one.random for one in seen.backward.fetched
+    )  # a loader that fetches ahead draws after the batch that is trained on
+    for random in (state for state in (bound.random, seen.backward.random, *fetched) if state is not None):
         copies, outer = Copies(seen), RandomState.now()
         try:
             copies.put_in_use(seen)
