@@ -15,6 +15,7 @@ from batchscout.orchestrator.config.placeholders import PLACEHOLDER, placeholder
 from batchscout.orchestrator.config.regimes import OWN_WEIGHTS
 from batchscout.orchestrator.config.sources import with_source
 from batchscout.orchestrator.config.trial import check_knobs_of
+from batchscout.trainers.data.corpus import FILE_FORMATS
 from batchscout.trainers.files import own_file, quoted
 
 Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | None"
@@ -111,19 +112,24 @@ def _make_absolute(tree: dict[str, Yaml]) -> None:
         kwargs = section.get("kwargs")
         if not isinstance(kwargs, dict):
             continue
+        from_files = section.get("target") == "hf" and kwargs.get("path") in FILE_FORMATS
+        if from_files and "data_files" in kwargs:  # of any other path they are relative to it, as load_dataset has them
+            kwargs["data_files"] = _absolute(kwargs["data_files"], always=True)
         for key in keys:
-            if key in kwargs:
+            if key in kwargs and not (from_files and key == "path"):
                 kwargs[key] = _absolute(
                     kwargs[key], always=section["target"] in ("text", "chat") and key in ("train", "val")
                 )
 
 
 def _absolute(value: Yaml, *, always: bool) -> Yaml:
-    """Return a path, or each path of a list, made absolute. Unless `always`, a path that does not exist stays as it is:
-    it may be a name on a hub."""
+    """Return a path, or each path of a list or mapping, made absolute. An address stays as it is and, unless `always`, so does a path
+    that does not exist: it may be a name on a hub."""
     if isinstance(value, list):
         return [_absolute(item, always=always) for item in value]
-    if isinstance(value, str) and (always or Path(value).exists()):
+    if isinstance(value, dict):
+        return {key: _absolute(item, always=always) for key, item in value.items()}
+    if isinstance(value, str) and "://" not in value and (always or Path(value).expanduser().exists()):
         return str(Path(value).expanduser().absolute())
     return value
 

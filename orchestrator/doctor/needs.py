@@ -8,6 +8,7 @@ from typing import Any
 
 from batchscout.orchestrator.config.load import read_yaml
 from batchscout.orchestrator.doctor.facts import Needs
+from batchscout.trainers.data.corpus import FILE_FORMATS
 from batchscout.trainers.files import quoted
 
 
@@ -37,7 +38,7 @@ def needs_of(tree: Mapping[str, Any]) -> Needs:
     return Needs(
         compiles=_compiles(tree),
         libraries=tuple(name for name, is_needed in libraries.items() if is_needed),
-        hub_names=tuple(str(name) for name in named if name and not Path(str(name)).exists()),
+        hub_names=tuple(str(name) for name in named if name and not (name in FILE_FORMATS or Path(str(name)).exists())),
         world_size=size if isinstance(size := tree.get("world_size", 1), int) else 1,
         wandb=wandb if isinstance(wandb, str) else "off",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from copy import deepcopy
@@ -229,6 +230,25 @@ def test_relative_paths_become_absolute_and_hub_names_stay(tmp_path: Path, monke
     study = load_study(path, [])
     assert study.model.kwargs == {"name": f"{tmp_path}/folder"}, "such a folder is there"
     assert study.data.kwargs == {"path": "wikitext"}, "no such folder: a name on the hub"
+
+
+@pytest.mark.parametrize(("path", "data_files", "absolute"), [
+    ("json", "a/*.json", "{}/a/*.json"),
+    ("csv", ["a.csv", "/b.csv"], ["{}/a.csv", "/b.csv"]),
+    ("parquet", {"train": "a", "validation": ["b"]}, {"train": "{}/a", "validation": ["{}/b"]}),
+    ("parquet", "hf://datasets/of/one/a.parquet", "hf://datasets/of/one/a.parquet"),
+    ("owner/name", "a.json", "a.json"),
+])  # fmt: skip
+def test_files_of_a_format_become_absolute_and_those_of_a_data_set_stay_within_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, data_files: object, absolute: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json").mkdir()  # load_dataset takes the format all the same
+    kwargs = json.dumps({"path": path, "data_files": data_files})
+    study = tmp_path / "s.yaml"
+    study.write_text(f"model: {{target: gpt}}\ndata: {{target: hf, kwargs: {kwargs}}}\n")
+    expected = json.loads(json.dumps(absolute).replace("{}", str(tmp_path)))
+    assert load_study(study, []).data.kwargs == {"path": path, "data_files": expected}
 
 
 def test_a_users_own_callable_gets_its_arguments_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

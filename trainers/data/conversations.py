@@ -42,7 +42,7 @@ def rows_of(field: str, names: str | list[str]) -> dict[str, Rows]:
     """Return what data.kwargs.<field> names by splits: JSON-lines files are `train` alone, a folder that save_to_disk has written has
     its own. Raises ValueError where there is nothing to read."""
     if isinstance(names, str) and Path(names).is_dir():
-        return {str(split): _of_set(f"{names}, {split}", samples) for split, samples in hf_splits(names, None).items()}
+        return {split: _of_set(f"{names}, {split}", found.samples) for split, found in hf_splits(field, names).items()}
     paths = matching_files(field, names)
     return {"train": Rows(hash_of(map(hash_of_file, paths)), lambda: itertools.chain.from_iterable(map(_lines, paths)))}
 

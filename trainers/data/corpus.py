@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     import datasets
 
 
+FILE_FORMATS = ("arrow", "csv", "json", "parquet", "text")
+"""What load_dataset takes as a path where `data_files` names files of that format."""
+DataFiles = str | list[str] | dict[str, str | list[str]]
+"""Files or patterns of them, or those of each split."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Documents, which are read only when they are needed, and a hash of all that is in them."""
@@ -115,33 +121,143 @@ def _pieces(document: str, num_characters: int = 1 << 14) -> Iterator[str]:
     yield document[start:]
 
 
-def hf_splits(path: str, name: str | None) -> dict[Any, datasets.Dataset]:
-    from datasets import Dataset, load_dataset, load_from_disk
+@dataclass(frozen=True)
+class HfSplit:
+    """A split of a data set of the `datasets` library."""
 
+    samples: datasets.Dataset
+    files: tuple[str, ...]
+    """What it is read from, in order; empty for what save_to_disk has written."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The samples of a split from number `begin` up to `end`."""
+
+    split: str
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        """Return it as the library writes it."""
+        return f"{self.split}[{self.begin}:{self.end}]"
+
+
+def hf_splits(
+    field: str, path: str, name: str | None = None, data_files: DataFiles | None = None
+) -> dict[str, HfSplit]:
+    """Return the splits of the data set that data.kwargs.<field> names. Raises ValueError where it cannot be loaded."""
+    from datasets import Dataset, load_dataset_builder, load_from_disk
+    from datasets.exceptions import DatasetGenerationError, DatasetsError
+
+    where = f"data.kwargs.{field} '{path}'"
     if any(Path(path, marker).is_file() for marker in ("dataset_dict.json", "state.json")):
+        if name is not None or data_files is not None:
+            raise ValueError(
+                f"{where} was written by save_to_disk, which is read as it is; leave name and data_files out"
+            )
         saved = load_from_disk(path)
-        return {"train": saved} if isinstance(saved, Dataset) else dict(saved)
+        found = {"train": saved} if isinstance(saved, Dataset) else saved
+        return {str(split): HfSplit(samples, ()) for split, samples in found.items()}
+    if path in FILE_FORMATS and not data_files:
+        raise ValueError(f"{where} is a format; name files of it, such as data.kwargs.data_files: texts/*.{path}")
+    _check_data_files(data_files)
+
+    def not_loaded(error: Exception) -> ValueError:
+        why = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        remedy = (
+            "check the name and the network, or give a folder written by save_to_disk, or a format "
+            f"({', '.join(FILE_FORMATS)}) and its files as data.kwargs.data_files"
+        )
+        given = {"name": name, "data_files": data_files}
+        told = " and ".join(f"data.kwargs.{key} {value!r}" for key, value in given.items() if value is not None)
+        return ValueError(f"{where} could not be loaded: {why}; {f'check {told}' if told else remedy}")
+
     try:
-        return dict(load_dataset(path, name))
-    except OSError as error:
+        builder = load_dataset_builder(path, name, data_files=data_files)
+    except RuntimeError as error:
         raise ValueError(
-            f"data.kwargs.path '{path}' could not be loaded: {error}; "
-            "check the name and the network, or give a folder written by save_to_disk"
+            f"{where} needs a loading script, and the library datasets runs none any more ({error}); give what the script makes: path: "
+            "parquet with data_files: hf://datasets/OWNER/NAME@refs/convert/parquet/CONFIG/train/*.parquet, where the hub has converted it, "
+            "or a folder that save_to_disk has written where the script still runs (datasets<4)"
         ) from error
+    except (OSError, ValueError, DatasetsError) as error:
+        raise not_loaded(error) from error
+    try:
+        builder.download_and_prepare()
+    except (OSError, DatasetsError) as error:
+        raise not_loaded(error) from error
+    prepared: Any = builder.as_dataset()
+    files: dict[Any, list[str]] = dict(builder.config.data_files or {})
+    return {str(split): HfSplit(samples, tuple(files.get(split, ()))) for split, samples in prepared.items()}
 
 
-def corpus_of_split(splits: dict[Any, datasets.Dataset], field: str, split: str, column: str) -> Corpus:
-    if split not in splits:
-        raise ValueError(f"data.kwargs.{field} '{split}' is not in the data set; choose one of: {', '.join(splits)}")
-    samples = splits[split]
-    if column not in samples.column_names:
-        there = ", ".join(samples.column_names)
-        raise ValueError(f"data.kwargs.text_column '{column}' is not in the data set; choose one of: {there}")
-    if samples.features[column].dtype not in ("string", "large_string"):
-        kind = samples.features[column].dtype
-        raise ValueError(f"data.kwargs.text_column '{column}' holds {kind}, not text; choose a column of strings")
-    content = f"{samples._fingerprint} {column}"  # changes with the data; reading it all on every open would be slow
-    return Corpus(hash_of([content.encode()]), lambda: samples.select_columns(column))
+def _check_data_files(data_files: object) -> None:
+    of_splits = list(data_files.values()) if isinstance(data_files, dict) else [data_files]
+    names = [name for files in of_splits for name in (files if isinstance(files, list) else [files])]
+    if data_files is not None and not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"data.kwargs.data_files is {data_files!r}; give a file name, a list of them, or those of each split, such as {{train: a.json, "
+            "validation: b.json}"
+        )
+
+
+def parts_of(splits: dict[str, HfSplit], field: str, wanted: str) -> list[Part]:
+    """Return what data.kwargs.<field> takes of which splits: a split, parts as load_dataset(split=...) has them (`train[:90%]`), or
+    several added up. Raises ValueError where that is nothing."""
+    from datasets import ReadInstruction
+
+    sizes = {split: len(found.samples) for split, found in splits.items()}
+    wanted = str(wanted)  # what is no text is no split
+    if wanted in sizes:  # a saved set may have names that could not be written otherwise
+        return [Part(wanted, 0, sizes[wanted])]
+    try:
+        instruction = ReadInstruction.from_spec("+".join(sizes) if wanted == "all" else wanted)
+        parts = [Part(one.splitname, one.from_, one.to) for one in instruction.to_absolute(sizes)]
+    except ValueError as error:
+        raise ValueError(
+            f"data.kwargs.{field} '{wanted}' is not in the data set ({error}); choose one of: {', '.join(sizes)}, or a part of one in samples "
+            f"or whole percent, such as {next(iter(sizes))}[:90%]"
+        ) from error
+    for part in parts:
+        if part.begin >= part.end:
+            raise ValueError(
+                f"data.kwargs.{field} '{wanted}' takes no sample ({part}); {part.split} has {sizes[part.split]}, take some of them"
+            )
+    return parts
+
+
+def shared_by(splits: dict[str, HfSplit], pairs: Iterable[tuple[Part, Part]]) -> list[str]:
+    """Return the samples that are in both parts of a pair, or the files where two splits are read from the same ones."""
+    shared: set[str] = set()
+    for one, other in pairs:
+        here, there = splits[one.split].files, splits[other.split].files
+        if one.split == other.split or (here and here == there):
+            begin, end = max(one.begin, other.begin), min(one.end, other.end)
+            shared |= {str(Part(one.split, begin, end))} if begin < end else set()
+        else:
+            shared |= {*here} & {*there}
+    return sorted(shared)
+
+
+def corpus_of_parts(splits: dict[str, HfSplit], parts: list[Part], column: str) -> Corpus:
+    from datasets import concatenate_datasets
+
+    taken: list[datasets.Dataset] = []
+    content: list[bytes] = []
+    for part in parts:
+        samples = splits[part.split].samples
+        if column not in samples.column_names:
+            there = ", ".join(samples.column_names)
+            raise ValueError(f"data.kwargs.text_column '{column}' is not in the data set; choose one of: {there}")
+        if samples.features[column].dtype not in ("string", "large_string"):
+            kind = samples.features[column].dtype
+            raise ValueError(f"data.kwargs.text_column '{column}' holds {kind}, not text; choose a column of strings")
+        # a fingerprint changes with the data; reading it all on every open would be slow
+        place = "" if (part.begin, part.end) == (0, len(samples)) else f" {part.begin}:{part.end}"
+        content.append(f"{samples._fingerprint} {column}{place}".encode())
+        taken.append(samples.select_columns(column).select(range(part.begin, part.end)))
+    return Corpus(hash_of(content), lambda: concatenate_datasets(taken))
 
 
 @contextmanager

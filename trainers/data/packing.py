@@ -76,7 +76,7 @@ def split_rows(rows: datasets.Dataset, fraction: float, seq_len: int) -> tuple[d
     if not num_train:
         raise ValueError(
             f"the train text has {len(rows)} sample{'s' * (len(rows) != 1)} of seq_len + 1 = {seq_len + 1} tokens, "
-            f"and val takes {num_val}; give more text, data.kwargs.val, or lower data.kwargs.seq_len"
+            f"and val takes {num_val}; give more text, a val of its own, or lower data.kwargs.seq_len"
         )
     return rows.select(range(num_train)), rows.select(range(num_train, len(rows)))
 

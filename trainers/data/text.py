@@ -5,6 +5,7 @@ T is seq_len. Text is tokenised and packed once, into a cache that every rank an
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from torch.utils.data import Dataset
 from batchscout.trainers.data.cache import cached, hash_of
 from batchscout.trainers.data.corpus import (
     Corpus,
+    DataFiles,
     corpus_of_contents,
     corpus_of_files,
-    corpus_of_split,
+    corpus_of_parts,
     hf_splits,
     no_progress_bars,
     num_files_in,
+    parts_of,
     read_up_to,
+    shared_by,
     stdlib_files,
 )
 from batchscout.trainers.data.packing import pack, split_rows, write_rows
@@ -32,6 +36,8 @@ from batchscout.trainers.files import own_file
 
 FORMAT_VERSION = 2
 """Part of every cache key; raise it when the same text would be packed differently."""
+DEFAULT_VAL_FRACTION = 0.05
+"""The share of the training samples that is held out where there is no val."""
 
 
 def python_stdlib(
@@ -39,7 +45,7 @@ def python_stdlib(
     seq_len: int = 256,
     tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
     max_text_bytes: int = 8_000_000,
-    val_fraction: float = 0.05,
+    val_fraction: float = DEFAULT_VAL_FRACTION,
 ) -> tuple[TokenSamples, TokenSamples]:
     """Open the source text of the running Python's standard library; whole files of it are held out as val."""
     _check_whole("seq_len", seq_len)
@@ -56,7 +62,7 @@ def text(
     val: str | list[str] | None = None,
     seq_len: int = 256,
     tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
-    val_fraction: float = 0.05,
+    val_fraction: float = DEFAULT_VAL_FRACTION,
 ) -> tuple[TokenSamples, TokenSamples]:
     """Open UTF-8 files, or patterns of them. Without `val` the last `val_fraction` of the training samples is held
     out."""
@@ -70,20 +76,46 @@ def hf(
     *,
     path: str,
     name: str | None = None,
+    data_files: DataFiles | None = None,
     train_split: str = "train",
-    val_split: str = "validation",
+    val_split: str | None = None,
+    val_fraction: float | None = None,
     text_column: str = "text",
     seq_len: int = 256,
     tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
 ) -> tuple[TokenSamples, TokenSamples]:
-    """Open a data set of the `datasets` library: a name on the hub, or a folder that save_to_disk or load_dataset
-    knows."""
+    """Open a data set of the `datasets` library: what load_dataset(path, name, data_files=...) knows, or a folder that save_to_disk has
+    written. Without `val_split` its `validation` split is taken; where there is none, or `val_fraction` is given, the last
+    `val_fraction` of the training samples is held out."""
     _check_whole("seq_len", seq_len)
+    if val_fraction is not None:
+        _check_fraction(val_fraction)
+    if val_split is not None and val_fraction is not None:
+        raise ValueError(
+            f"data.kwargs.val_split is '{val_split}' and data.kwargs.val_fraction {val_fraction}; give one of the two: a split, or the share "
+            "of the training samples that is held out"
+        )
     with no_progress_bars():
-        splits = hf_splits(path, name)
-    train = corpus_of_split(splits, "train_split", train_split, text_column)
-    val = corpus_of_split(splits, "val_split", val_split, text_column)
-    return _packed_sets(train, val, seq_len, tokenizer)
+        splits = hf_splits("path", path, name, data_files)
+    train = parts_of(splits, "train_split", train_split)
+    if val_split is None and val_fraction is None and "validation" in splits:
+        val_split = "validation"
+    if val_split is not None:
+        val = parts_of(splits, "val_split", val_split)
+        if shared := shared_by(splits, itertools.product(train, val)):
+            raise ValueError(
+                f"data.kwargs.train_split '{train_split}' and val_split '{val_split}' share {', '.join(shared)}, and samples that are trained "
+                "on tell nothing as val; take other samples, such as train[:90%] and train[90%:], or give val_fraction: 0.05 instead of val_split"
+            )
+        held_out = corpus_of_parts(splits, val, text_column)
+    else:
+        if shared := shared_by(splits, itertools.combinations(train, 2)):
+            raise ValueError(
+                f"data.kwargs.train_split '{train_split}' takes {', '.join(shared)} twice, and what is held out of it may be trained on; take "
+                "each sample once, or give val_split"
+            )
+        held_out = DEFAULT_VAL_FRACTION if val_fraction is None else val_fraction
+    return _packed_sets(corpus_of_parts(splits, train, text_column), held_out, seq_len, tokenizer)
 
 
 def _check_whole(name: str, number: object) -> None:

@@ -572,7 +572,7 @@ def test_patterns_and_lists_name_files(tmp_path: Path) -> None:
         (
             {"train": "short.txt", "seq_len": 100},
             "the train text has 1 sample of seq_len \\+ 1 = 101 tokens, and val takes 1; "
-            "give more text, data.kwargs.val, or lower data.kwargs.seq_len",
+            "give more text, a val of its own, or lower data.kwargs.seq_len",
         ),
         ({"trian": "x"}, "data.kwargs do not fit: got an unexpected keyword argument 'trian'; it takes: train, val,"),
     ],
@@ -623,9 +623,125 @@ def test_a_saved_data_set_is_packed_like_its_text(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_single_saved_split_is_train(saved: Path) -> None:
-    with pytest.raises(ValueError, match=r"data.kwargs.val_split 'validation' is not in the data set; .* of: train$"):
-        load("hf", path=str(saved / "train"))
+@pytest.mark.parametrize(
+    ("kwargs", "num_train_samples", "num_val_samples"),
+    [
+        ({}, 726, 38),
+        ({"val_fraction": 0.25}, 573, 191),
+        ({"val_split": "train[90%:]", "train_split": "train[:90%]"}, 684, 79),
+    ],
+)
+def test_one_split_is_enough(saved: Path, kwargs: dict[str, Any], num_train_samples: int, num_val_samples: int) -> None:
+    train, val = load("hf", path=str(saved / "train"), seq_len=16, tokenizer="bytes", **kwargs)
+    assert (len(train), len(val)) == (num_train_samples, num_val_samples)
+    whole = LINES.rstrip().encode()
+    assert whole.startswith(bytes(stream(train).tolist()))
+    assert bytes(stream(val).tolist()) in whole[len(train) * 16 :], "what is held out comes last, and is not trained on"
+
+
+@pytest.mark.parametrize(
+    ("split", "lines"),
+    [
+        ("train[:3]", [0, 1, 2]),
+        ("train[99%:]", [396, 397, 398, 399]),
+        ("train[-2:]+train[:2]", [398, 399, 0, 1]),
+        ("train[:2]+train[50:1_00]", [0, 1, *range(50, 100)]),
+    ],
+)
+def test_a_part_is_what_load_dataset_takes_for_it(saved: Path, split: str, lines: list[int]) -> None:
+    train, _ = load("hf", path=str(saved), train_split=split, seq_len=16, tokenizer="bytes")
+    taken = "\n".join(LINES.splitlines()[line] for line in lines).encode()
+    assert taken.startswith(bytes(stream(train).tolist()))
+    assert len(taken) - len(stream(train)) < 16
+
+
+@pytest.mark.slow
+def test_what_is_held_out_is_the_same_in_another_process(saved: Path, tmp_path: Path) -> None:
+    kwargs = {"path": str(saved), "train_split": "train[:300]+train[320:]", "val_fraction": 0.2, "seq_len": 16}
+    source = f"""
+from batchscout.trainers.config import DataConfig
+from batchscout.trainers.data.samples import load_data
+_, val = load_data(DataConfig(target="hf", kwargs={kwargs!r}))
+print(val.content_hash, val.rows.tobytes().hex())
+"""
+    environment = {**os.environ, "BATCHSCOUT_CACHE": str(tmp_path / "of another")}
+    told = subprocess.run([sys.executable, "-c", source], stdout=PIPE, check=True, env=environment, text=True).stdout
+    _, val = load("hf", **kwargs)
+    assert told.split() == [val.content_hash, val.rows.tobytes().hex()]
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the same rows in each format, and the library's cache elsewhere."""
+    from datasets import Dataset, config
+
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", str(tmp_path / "prepared"))
+    folder = tmp_path / "files"
+    folder.mkdir()
+    rows = Dataset.from_dict({"text": LINES.splitlines()})
+    with no_progress_bars():
+        rows.to_json(folder / "a.json")
+        rows.to_csv(folder / "a.csv")
+        rows.to_parquet(folder / "a.parquet")
+        Dataset.from_dict({"text": ["another text", "of a few lines"]}).to_json(folder / "b.json")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("file_format", ["json", "csv", "parquet"])
+@pytest.mark.parametrize("form", ["{}", "list", "split"])
+def test_files_of_a_format_are_read(written: Path, text_file: Path, file_format: str, form: str) -> None:
+    file = f"a.{file_format}"
+    data_files: Any = {"{}": file, "list": [file], "split": {"train": file}}[form]
+    train, val = load("hf", path=file_format, data_files=data_files, seq_len=16, tokenizer="bytes")
+    same, _ = load_text(text_file)
+    assert np.array_equal(stream(train), stream(same)[: len(train) * 16 + 1])
+    assert len(val) == 38
+
+
+def test_files_may_be_of_two_splits_or_lie_in_a_folder(written: Path) -> None:
+    both = {"train": "a.json", "validation": "b.json"}
+    for path, data_files in (("json", both), (str(written), both)):
+        _, val = load("hf", path=path, data_files=data_files, seq_len=8, tokenizer="bytes")
+        assert bytes(stream(val).tolist()).startswith(b"another text\nof a few")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (
+            {"data_files": {"train": "a.json", "validation": "a.json"}},
+            r"'train' and val_split 'validation' share train\[0:400\]",
+        ),
+        (
+            {"data_files": {"train": "*.json", "validation": "b.json"}},
+            "'train' and val_split 'validation' share /.*/b.json, and",
+        ),
+        (
+            {"data_files": "c.json"},
+            "could not be loaded: Unable to find '/.*/c.json'; check data.kwargs.data_files 'c.json'",
+        ),
+        (
+            {"data_files": "broken.json"},
+            "could not be loaded: JSON parse error.*; check data.kwargs.data_files 'broken.json'",
+        ),
+        ({"data_files": 3}, "data.kwargs.data_files is 3; give a file name, a list of them, or those of each split"),
+        ({"data_files": {"train": [3]}}, "data.kwargs.data_files is {'train': \\[3\\]}; give a file name"),
+        ({}, "data.kwargs.path 'json' is a format; name files of it, such as data.kwargs.data_files: texts/\\*.json"),
+        ({"path": "../files", "name": "x"}, "BuilderConfig 'x' not found.*; check data.kwargs.name 'x'"),
+        ({"path": "scripted"}, r"path 'scripted' needs a loading script, .*@refs/convert/parquet/.*save_to_disk"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_with_the_remedy(
+    written: Path, kwargs: dict[str, Any], message: str
+) -> None:
+    (written / "broken.json").write_text('{"text": ')
+    (written / "scripted").mkdir()
+    (written / "scripted/scripted.py").touch()
+    if "*" in str(kwargs):
+        (written / "broken.json").unlink()
+    with pytest.raises(ValueError, match=message):
+        load("hf", **{"path": "json", **kwargs})
 
 
 def test_another_data_set_at_the_same_path_is_packed_again(tmp_path: Path) -> None:
@@ -635,7 +751,7 @@ def test_another_data_set_at_the_same_path_is_packed_again(tmp_path: Path) -> No
         with no_progress_bars():
             Dataset.from_dict({"text": [letter * 100]}).save_to_disk(str(tmp_path / letter))
     os.rename(tmp_path / "a", tmp_path / "set")
-    kwargs = {"path": str(tmp_path / "set"), "val_split": "train", "seq_len": 16, "tokenizer": "bytes"}
+    kwargs = {"path": str(tmp_path / "set"), "seq_len": 16, "tokenizer": "bytes"}
     assert set(stream(load("hf", **kwargs)[0])) == {ord("a")}
     os.rename(tmp_path / "set", tmp_path / "a")
     os.rename(tmp_path / "b", tmp_path / "set")
@@ -649,9 +765,34 @@ def test_another_data_set_at_the_same_path_is_packed_again(tmp_path: Path) -> No
         ({"text_column": "n"}, "data.kwargs.text_column 'n' holds int64, not text; choose a column of strings"),
         (
             {"train_split": "tr"},
-            "data.kwargs.train_split 'tr' is not in the data set; choose one of: train, validation",
+            "data.kwargs.train_split 'tr' is not in the data set .*; choose one of: train, validation, or a part",
         ),
-        ({"val_split": "dev"}, "data.kwargs.val_split 'dev' is not in the data set; choose one of: train, validation"),
+        (
+            {"val_split": "dev[:5]"},
+            r"data.kwargs.val_split 'dev\[:5\]' is not in the data set .* of: train, validation",
+        ),
+        ({"val_split": ["dev"]}, r"data.kwargs.val_split '\['dev'\]' is not in the data set"),
+        ({"train_split": "train[:99.5%]"}, r"train_split 'train\[:99.5%\]' .* whole percent, such as train\[:90%\]"),
+        ({"val_split": "train[90%:10%]"}, r"val_split .* takes no sample \(train\[360:40\]\); train has 400"),
+        (
+            {"val_split": "train"},
+            r"train_split 'train' and val_split 'train' share train\[0:400\], .*val_fraction: 0.05",
+        ),
+        (
+            {"train_split": "train[:90%]", "val_split": "validation+train[80%:]"},
+            r"train_split 'train\[:90%\]' and val_split 'validation\+train\[80%:\]' share train\[320:360\]",
+        ),
+        ({"train_split": "all"}, r"train_split 'all' and val_split 'validation' share validation\[0:4\]"),
+        (
+            {"train_split": "train[:60]+train[50:]", "val_fraction": 0.1},
+            r"train_split .* takes train\[50:60\] twice.*; take each sample once, or give val_split",
+        ),
+        (
+            {"val_split": "train", "val_fraction": 0.1},
+            "val_split is 'train' and data.kwargs.val_fraction 0.1; give one",
+        ),
+        ({"val_fraction": 2.0}, "data.kwargs.val_fraction is 2.0; give a number between 0 and 1"),
+        ({"name": "x"}, "was written by save_to_disk, which is read as it is; leave name and data_files out"),
     ],
 )
 def test_a_wrong_column_or_split_is_refused_with_those_there_are(
