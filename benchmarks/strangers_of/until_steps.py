@@ -1,0 +1,56 @@
+"""Run a script as `python` does until its optimizers have taken so many steps, and tell which rates and batches it had.
+
+python until_steps.py FILE STEPS SCRIPT.py ... | -m MODULE ...
+"""
+
+import json
+import os
+import runpy
+import sys
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+told, wanted, *words = sys.argv[1:]
+rates: list[list[float]] = []
+batches: list[int] = []
+main_process = os.getpid()
+
+
+def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    if os.getpid() != main_process:
+        return
+    rates.append(sorted({float(group["lr"]) for group in optimizer.param_groups}))
+    if len(rates) == int(wanted):
+        with open(told, "w") as file:
+            json.dump({"rates": rates, "batches": sorted(set(batches))}, file)
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def note_batch(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+    if module.training:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor) and value.dim():
+                batches.extend(size for size in value.shape[:2] if len(batches) < 10_000)
+
+
+register_optimizer_step_post_hook(after_step)
+loader_init = torch.utils.data.DataLoader.__init__
+
+
+def noted_init(self, *args, **kwargs):
+    loader_init(self, *args, **kwargs)
+    if self.batch_size:
+        batches.append(self.batch_size)
+
+
+torch.utils.data.DataLoader.__init__ = noted_init
+if words[0] == "-m":
+    sys.argv = words[1:]
+    sys.path[0] = os.getcwd()
+    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+else:
+    sys.argv = words
+    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+    runpy.run_path(words[0], run_name="__main__")
