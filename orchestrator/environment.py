@@ -30,6 +30,8 @@ HARMLESS = {
 UNLIMITED = sys.maxsize
 SHARE_OF_OBJECT_STORE, MOST_OF_OBJECT_STORE = 0.3, 200 * 10**9
 """Ray's own, of the memory that is free."""
+SHARE_OF_SHARED_MEMORY, LEAST_OF_OBJECT_STORE = 0.95, 10 * 10**9
+"""Ray's own, of /dev/shm: more than that share it takes only up to this."""
 LEAST_OPEN_FILES = 256
 """Ray's servers hold some 70 each, and more with every rank."""
 LEAST_THREADS = 300
@@ -99,8 +101,16 @@ def observed_limits() -> Limits:
         addresses_bytes=most(resource.RLIMIT_AS, 0),
         file_bytes=most(resource.RLIMIT_FSIZE, 0),
         threads=threads if threads == UNLIMITED else max(0, threads - _threads_of(os.getuid())),
-        object_store_bytes=min(int(SHARE_OF_OBJECT_STORE * cgroup.available_bytes()), MOST_OF_OBJECT_STORE),
+        object_store_bytes=min(
+            int(SHARE_OF_OBJECT_STORE * cgroup.available_bytes()),
+            MOST_OF_OBJECT_STORE,
+            max(LEAST_OF_OBJECT_STORE, int(SHARE_OF_SHARED_MEMORY * _shared_memory_bytes())),
+        ),
     )
+
+
+def _shared_memory_bytes() -> int:
+    return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
 
 
 def _threads_of(user: int) -> int:
@@ -126,7 +136,11 @@ def obstacles(found: Environment) -> Iterator[Obstacle]:
             "crash, and Ray is not even imported without its docstrings",
             "unset PYTHONOPTIMIZE",
         )
-    if of_all_modules := [option for option in found.warning_options if _is_error_everywhere(option)]:
+    later = [number for number, option in enumerate(found.warning_options) if _is_of_all(option)]
+    options = found.warning_options[
+        later[-1] if later else 0 :
+    ]  # a later one of all warnings comes before those before it
+    if of_all_modules := [option for option in options if _is_error_everywhere(option)]:
         yield Obstacle(
             f"Python makes an error of every warning ({', '.join(of_all_modules)} in PYTHONWARNINGS, or with -W), and Ray's servers end by "
             "those of their own libraries",
@@ -137,13 +151,6 @@ def obstacles(found: Environment) -> Iterator[Obstacle]:
             f"HOME is not set, and /etc/passwd has no user {os.getuid()}: Ray looks for a home when it is imported",
             "set HOME to a folder that this user may write (export HOME=/tmp/home)",
         )
-    addresses = LEAST_ADDRESSES_BYTES + found.most.object_store_bytes
-    if found.most.addresses_bytes < addresses:
-        yield Obstacle(
-            f"a process may have {bytes_text(found.most.addresses_bytes)} of addresses (ulimit -v), and Ray reserves {bytes_text(addresses)}, "
-            "though it uses little of it",
-            "remove the limit (ulimit -v unlimited), and hold the ranks to memory_limit in the study file",
-        )
 
 
 def obstacles_here(found: Environment, num_ranks: int, *, on_gpu: bool) -> Iterator[Obstacle]:
@@ -152,6 +159,13 @@ def obstacles_here(found: Environment, num_ranks: int, *, on_gpu: bool) -> Itera
         yield Obstacle(
             f"Ray starts its processes with bash, and there is none on the PATH ({found.variables.get('PATH', '')})",
             "install it (apt-get install bash, or apk add bash), or add its folder to PATH",
+        )
+    addresses = LEAST_ADDRESSES_BYTES + found.most.object_store_bytes
+    if found.most.addresses_bytes < addresses:
+        yield Obstacle(
+            f"a process may have {bytes_text(found.most.addresses_bytes)} of addresses (ulimit -v), and Ray reserves {bytes_text(addresses)}, "
+            "though it uses little of it",
+            "remove the limit (ulimit -v unlimited), and hold the ranks to memory_limit in the study file",
         )
     yield from _limits(found.most)
     if num_ranks > 1:
@@ -178,8 +192,17 @@ def _limits(most: Limits) -> Iterator[Obstacle]:
 
 
 def _is_error_everywhere(option: str) -> bool:
-    action, message, _, module, _ = (*option.split(":"), "", "", "", "")[:5]
-    return action != "" and "error".startswith(action) and not message and not module
+    """True of an option that makes an error of what Ray's libraries warn of, in all modules."""
+    action, message, category, module, _ = (*option.split(":"), "", "", "", "")[:5]
+    return action != "" and "error".startswith(action) and not message and not module and category in _RAYS_WARNINGS
+
+
+_RAYS_WARNINGS = ("", "Warning", "DeprecationWarning", "FutureWarning", "UserWarning", "ResourceWarning")
+
+
+def _is_of_all(option: str) -> bool:
+    _, message, category, module, _ = (*option.split(":"), "", "", "", "")[:5]
+    return not (message or category or module)
 
 
 def obstacles_between_ranks(found: Environment, *, on_gpu: bool) -> Iterator[Obstacle]:

@@ -352,7 +352,6 @@ class StudyConfig(Strict):
         if (self.objective == "target") != (self.target_loss is not None):
             raise ValueError(_without_its_other_half(self.target_loss))
         _check_regime(self)
-        _check_order(kinds)
         _check_branch(self)
         _check_regularization(self)
         check_cut(self.micro_batch, self.data)
@@ -367,25 +366,11 @@ class StudyConfig(Strict):
         return self
 
     def _check_budget(self) -> None:
-        """Raise ValueError where a full run has not a single step of a batch that must have one."""
+        """Raise ValueError where a full run has not a single step of the batch that is given."""
         effective, budget = given_batch(self.batch, self.world_size).effective_batch_size, self.sample_budget
         if effective > budget:
             raise ValueError(
                 f"sample_budget ({budget}) is smaller than one effective batch ({effective}); raise sample_budget or lower the batch"
-            )
-        frontier = self.keys_of(Frontier)
-        if frontier is None or self.keys_of(Train) is None:
-            return
-        reference = self.optimizer.reference_batch_size
-        if self.batch == Batch() and reference > budget:
-            raise ValueError(
-                f"sample_budget ({budget}) is smaller than the baseline's batch, which is optimizer.reference_batch_size ({reference}) as the "
-                "study file gives no batch; raise sample_budget, or give the batch that you train with"
-            )
-        if frontier.smallest * self.world_size > budget:
-            raise ValueError(
-                f"sample_budget ({budget}) is smaller than the smallest batch that the frontier tries (stages.frontier.smallest x world_size = "
-                f"{frontier.smallest * self.world_size}); raise sample_budget or lower smallest"
             )
 
     def _check_real_run(self) -> None:
@@ -455,9 +440,39 @@ _CHOICES_BEFORE = {
 """By the stage: those whose choices it goes on with, so that none of them may come after it."""
 
 
-def _check_order(kinds: list[str]) -> None:
+def check_typed(config: StudyConfig) -> None:
+    """Raise ValueError for what a study that begins is not to have: a stage before one whose choice it needs, a range of no size, or runs
+    without a step. Those of earlier versions may have it, and are read all the same."""
+    _check_order(config)
+    frontier, budget = config.keys_of(Frontier), config.sample_budget
+    if frontier is None:
+        return
+    if frontier.smallest > frontier.largest:
+        raise ValueError(
+            f"stages.frontier.smallest ({frontier.smallest}) is larger than largest ({frontier.largest}), so no micro-batch is tried; lower smallest or "
+            "raise largest"
+        )
+    if config.keys_of(Train) is None:
+        return
+    reference = config.optimizer.reference_batch_size
+    if config.batch == Batch() and reference > budget:
+        raise ValueError(
+            f"sample_budget ({budget}) is smaller than the baseline's batch, which is optimizer.reference_batch_size ({reference}) as the "
+            "study file gives no batch; raise sample_budget, or give the batch that you train with"
+        )
+    if frontier.smallest * config.world_size > budget:
+        raise ValueError(
+            f"sample_budget ({budget}) is smaller than the smallest batch that the frontier tries (stages.frontier.smallest x world_size = "
+            f"{frontier.smallest * config.world_size}); raise sample_budget or lower smallest"
+        )
+
+
+def _check_order(config: StudyConfig) -> None:
     """Raise ValueError where a stage would run before another one whose choice it needs."""
+    kinds, equivalence = [stage.type for stage in config.stages], config.keys_of(Equivalence)
     for place, kind in enumerate(kinds):
+        if kind == "equivalence" and equivalence is not None and equivalence.effective_batch_size:
+            continue  # it has sizes of its own
         late = next((one for one in _CHOICES_BEFORE.get(kind, ()) if one in kinds[place:]), None)
         if late is not None:
             raise ValueError(

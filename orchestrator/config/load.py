@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from batchscout.orchestrator.config.faults import fault_lines
-from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.keys import StudyConfig, check_typed
 from batchscout.orchestrator.config.placeholders import PLACEHOLDER, placeholders
 from batchscout.orchestrator.config.regimes import OWN_WEIGHTS
 from batchscout.orchestrator.config.sources import with_source
@@ -183,7 +183,17 @@ def _list_index(items: list[Yaml], name: str, override: str) -> int:
 
 
 def parse_study(tree: object, source: str) -> StudyConfig:
-    """Return a checked StudyConfig. Raises ValueError with one line per fault."""
+    """Return a checked StudyConfig, for a study that may begin. Raises ValueError with one line per fault."""
+    config = parse_stored_study(tree, source)
+    try:
+        check_typed(config)
+    except ValueError as error:
+        raise ValueError(f"{source} does not describe a study:\n  {error}") from error
+    return config
+
+
+def parse_stored_study(tree: object, source: str) -> StudyConfig:
+    """Return the StudyConfig of a study that has begun, which an earlier version may have taken. Raises ValueError with one line per fault."""
     _check_size(tree, source)
     try:
         config = StudyConfig.model_validate(_with_numbers(tree))

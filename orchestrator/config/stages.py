@@ -162,14 +162,6 @@ class Frontier(Strict):
     takes beyond these, until it was timed for 2 seconds, do not count. null: any number. What limits the stage is the time of its
     optimizer steps: 4 % of the most that the study's full training runs may take, and 60 s at least."""
 
-    @model_validator(mode="after")
-    def _the_smallest_comes_first(self) -> Frontier:
-        if self.smallest > self.largest:
-            raise ValueError(
-                f"smallest ({self.smallest}) is larger than largest ({self.largest}), so no micro-batch is tried; lower smallest or raise largest"
-            )
-        return self
-
 
 class Throughput(Strict):
     """What does accumulation cost, what does it buy?"""

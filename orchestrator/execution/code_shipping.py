@@ -19,10 +19,25 @@ LARGEST_UPLOAD_BYTES = 200 * 2**20
 RAY_SESSION = "session_20[0-9][0-9]-[0-9][0-9]-[0-9][0-9]_*"
 LEFT_OUT = (".?*", "__pycache__", "venv", "/runs", "/wandb", RAY_SESSION)
 
-LIBRARIES = frozenset(
-    {"datasets", "numpy", "pandas", "pyarrow", "pydantic", "ray", "rich", "tokenizers", "torch", "wandb", "yaml"}
+LIBRARIES = frozenset({"numpy", "pandas", "pyarrow", "pydantic", "ray", "rich", "torch", "yaml"})
+NOBODY_IMPORTS = frozenset(
+    {
+        *(
+            "antigravity",
+            "cgi",
+            "chunk",
+            "crypt",
+            "curses",
+            "filecmp",
+            "getopt",
+            "graphlib",
+            "idlelib",
+            "mailbox",
+            "pipes",
+        ),
+        *("sched", "test", "this", "tkinter", "trace", "turtle", "turtledemo", "wave"),
+    }
 )
-NOBODY_IMPORTS = frozenset({"antigravity", "idlelib", "test", "this", "tkinter", "turtle", "turtledemo"})
 """Of Python's own modules: a user may have a package of tests by that name."""
 
 

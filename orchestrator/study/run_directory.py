@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.load import parse_study, read_yaml
+from batchscout.orchestrator.config.load import parse_stored_study, read_yaml
 from batchscout.orchestrator.config.stages import OnlySays
 from batchscout.orchestrator.study.events import FORMAT_VERSION, Proposed, RunBegan
 from batchscout.orchestrator.study.journal import Journal, replay
@@ -96,7 +96,7 @@ def load_stored_study(path: Path) -> StudyConfig:
     """Return the study that a run directory's study.yaml holds, in this version's keys."""
     tree = read_yaml(path)
     earlier = format_of(path.with_name("journal.jsonl")) < FORMAT_VERSION
-    return parse_study(upgraded_study(tree) if earlier else tree, quoted(path))
+    return parse_stored_study(upgraded_study(tree) if earlier else tree, quoted(path))
 
 
 def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:

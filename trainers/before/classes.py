@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -48,7 +49,7 @@ class ClassesSeen(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in (F.cross_entropy, F.nll_loss):
+        if func in (F.cross_entropy, F.nll_loss) and not torch.compiler.is_compiling():
             given = inspect.signature(func).bind(*args, **(kwargs or {}))
             given.apply_defaults()
             self._look(**{name: given.arguments[name] for name in ("input", "target", "ignore_index")})

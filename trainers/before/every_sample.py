@@ -48,7 +48,15 @@ def look_through(
                 f"{what} raised {raised_text(error)} (in {file}, line {line}); mend it, or leave it out of the set"
             ) from error
         check(batch, what)
-        if _has_what_is_no_number(batch) and not math.isfinite(loss := loss_of(batch)):
+        beside_another = [
+            index,
+            (index + 1) % len(samples),
+        ]  # alone, a mean may be over nothing: of a sample without labels
+        if (
+            _has_what_is_no_number(batch)
+            and not math.isfinite(loss := loss_of(batch))
+            and not math.isfinite(loss_of(fetch(samples, beside_another)))
+        ):
             raise DataFault(
                 f"{what} holds values that are no finite numbers, and its loss is {loss}; mend it, or leave it out of the set"
             )

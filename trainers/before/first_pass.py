@@ -68,6 +68,8 @@ Part = Literal["data", "model", "loss", "pass"]
 TIMED_SIZES = (2, 8)
 TIMES = 3
 SECONDS_TO_REPEAT = 1.0
+LONGEST_TO_REPEAT_SECONDS = 1.0
+"""A pass of two samples that takes longer is not timed again, at larger sizes: there is little time for what is looked at before a study."""
 PARTS: tuple[Part, ...] = get_args(Part)
 """Loading the data, building the model, finding the loss, and the pass."""
 
@@ -242,6 +244,7 @@ def _take(
         return FirstPass("refused", "pass", str(error))
     classes, calls = ClassesSeen("a sample of the training data"), list[None]()
     hook = module.register_forward_pre_hook(lambda *_: calls.append(None))
+    began = time.monotonic()
     try:
         with again.watched(), classes:
             returned = loss(module, move(batch, device))
@@ -258,6 +261,7 @@ def _take(
         return FirstPass("refused", "pass", f"{_without_a_loss(config)}{error}")
     targets_per_sample = num_targets.item() / NUM_SAMPLES
     loss_sum.backward()
+    pass_seconds = time.monotonic() - began
     if (fault := _gradients_fault(config, module, is_called=bool(calls))) is not None:
         return FirstPass("refused", "pass", fault)
     _look_at_samples(config, module, loss, classes.found, {"training": train_set, "validation": val_set}, device)
@@ -271,13 +275,14 @@ def _take(
     if found is not None and isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
     told = (_is_told(found) if found else None, not_apart(module, loss, train_set, config))
+    alone_raises = _raised_alone(module, loss, move(fetch(train_set, indices[:1]), device), device)
     return FirstPass(
         "passed",
         "pass",
         ". ".join(filter(None, told)),
         targets_per_sample=targets_per_sample,
-        seconds=_seconds(module, loss, train_set, device),
-        alone_raises=_raised_alone(module, loss, move(fetch(train_set, indices[:1]), device), device),
+        seconds=_seconds(module, loss, train_set, device) if pass_seconds < LONGEST_TO_REPEAT_SECONDS else None,
+        alone_raises=alone_raises,
         differs_again=again.differed,
     )
 

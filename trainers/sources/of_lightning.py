@@ -34,6 +34,7 @@ NOT_CALLED = (
 ONLY_WATCH = (
     "ModelCheckpoint", "OnExceptionCheckpoint", "EarlyStopping", "LearningRateMonitor", "ModelSummary", "RichModelSummary",
     "ProgressBar", "TQDMProgressBar", "RichProgressBar", "Timer", "DeviceStatsMonitor", "ThroughputMonitor",
+    "SaveConfigCallback",
 )  # fmt: skip
 """Lightning's own callbacks that leave the weights alone. Which run ends when is the study's own to decide."""
 _PRECISIONS = {
@@ -57,11 +58,11 @@ class OfLightning(TakesBatch):
         inner.log = inner.log_dict = _not_logged  # there is no Trainer to take it
         self.batch_idx = 0
         """What training_step is told: the loss does not depend on it (see steps.py)."""
-        self._takes_number = "batch_idx" in inspect.signature(inner.training_step).parameters
+        self._takes_number = len(inspect.signature(inner.training_step).parameters) > 1
 
     def forward(self, batch: Any) -> Any:
         step: Any = self.inner.training_step
-        returned = step(batch, batch_idx=self.batch_idx) if self._takes_number else step(batch)
+        returned = step(batch, self.batch_idx) if self._takes_number else step(batch)
         if returned is None:
             raise LossFault(
                 f"{type(self.inner).__name__}.training_step returned None, which skips a batch there; return the loss, here every "

@@ -162,10 +162,18 @@ def _by_call(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
         now = _now(one.targets[0], place)
         if num_rows(now) is None or holds_a_graph(now):
             continue
+        if _reads_what_changes(one.value, place, seen) or _prefers_some(one.value, code):
+            continue
         trained_on = _as_called(one.targets[0], code, place, seen)
         assign = ast.Assign(one.targets, _batch())
         source = call_source(one.value, {**place.global_, **place.local})
         yield Bound((assign,), (one,), source, now if trained_on is None else trained_on)
+
+
+def _reads_what_changes(call: ast.Call, place: Place, seen: Seen) -> bool:
+    """True if a call made again would read what a loop has set since: it would return the same batch for ever."""
+    names = {one.id for one in ast.walk(call) if isinstance(one, ast.Name)} & changing(seen)
+    return any(isinstance(or_none(place, name), int | float | str | list | Tensor | np.ndarray) for name in names)
 
 
 def _by_iterable(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
@@ -247,14 +255,19 @@ class _Part:
 def _by_rows(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     """`X[i : i + 32], Y[i : i + 32]`: the same rows of tables that stay as they are."""
     parts = _parts_of_tables(code, place, changing(seen))
+    if any(_is_changed(one.name, seen) for one in parts) or any(_prefers_some(one.node.slice, code) for one in parts):
+        return
     for size in sorted({len(one.table) for one in parts}, reverse=True):
         ours = [one for one in parts if len(one.table) == size]
         if len({one.rows for one in ours}) > 1:
             continue  # the next word of a text, say: a row alone is no sample
         names = sorted({one.name for one in ours})
         tables = {one.name: one.table for one in ours}
-        source = FromRows(tuple(tables[name] for name in names), tuple(names), _tables_apart(names, tables, place))
-        rows = list(ours[0].rows)
+        rows, reached = list(ours[0].rows), _reached(ours[0], code, place)
+        if reached is None:
+            continue
+        of_run = tuple(tables[name] if len(reached) == size else rows_of(tables[name], reached) for name in names)
+        source = FromRows(of_run, tuple(names), _tables_apart(names, tables, place))
         batch = tuple(rows_of(tables[name], rows) for name in names)
         yield Bound(
             (), (), source, batch, in_place={one.node: _part_of_batch(one, names.index(one.name)) for one in ours}
@@ -274,6 +287,84 @@ def _parts_of_tables(code: LossCode, place: Place, changing: set[str]) -> list[_
     names = {one.id for one in read if isinstance(one, ast.Name)}
     of_rows = {one.value for one in code.statements if isinstance(one, ast.Assign) and names_set(one) & names}
     return [one for one in found if one.node not in read and one.node not in of_rows]
+
+
+def _is_changed(name: str, seen: Seen) -> bool:
+    """True if a loop around gives a table other values than its own in another order: `X = X[order]`."""
+    assert seen.backward is not None
+    loops = [loop for place in seen.backward.all_places for loop in loops_around(parsed(place.file), place.position)]
+    for node in (one for loop in loops for one in ast.walk(loop)):
+        match node:
+            case ast.Assign(targets=targets, value=value) if any(
+                name in map(ast.unparse, _targets(t)) for t in targets
+            ):
+                values = value.elts if isinstance(value, ast.Tuple) else [value]
+                if not all(isinstance(one, ast.Subscript) for one in values):
+                    return True
+                if name not in [ast.unparse(one.value) for one in values if isinstance(one, ast.Subscript)]:
+                    return True
+            case ast.Call(func=ast.Attribute(value=owner, attr=method)) if method.endswith("_"):
+                if ast.unparse(owner) == name:
+                    return True
+            case _:
+                pass
+    return False
+
+
+def _targets(target: ast.expr) -> list[ast.expr]:
+    return target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+
+
+def _prefers_some(index: ast.expr, code: LossCode) -> bool:
+    """True if rows are drawn with weights, as a sampler may do that a study refuses."""
+    made = [index, *_made_of(index, code)]
+    calls = [one for part in made for one in ast.walk(part) if isinstance(one, ast.Call)]
+    return any(
+        ast.unparse(one.func).rpartition(".")[2] in ("multinomial", "choices")
+        or any(word.arg in ("p", "weights") for word in one.keywords)
+        for one in calls
+    )
+
+
+def _made_of(index: ast.expr, code: LossCode) -> list[ast.expr]:
+    """Return what the names of an index are given as values, and what the loop goes through."""
+    names = {one.id for one in ast.walk(index) if isinstance(one, ast.Name)}
+    found = [one.value for one in code.assignments if names_set(one) & names]
+    is_the_loops = isinstance(code.loop, ast.For) and targets_of(code.loop) & names
+    return [*found, *([code.loop.iter] if is_the_loops and isinstance(code.loop, ast.For) else [])]
+
+
+def _reached(part: _Part, code: LossCode, place: Place) -> list[int] | None:
+    """Return the rows of a table that a pass comes to: those in the list that the index is a part of, or those up to where a loop ends. None
+    where they cannot be told."""
+    size = len(part.table)
+    index = part.node.slice.elts[0] if isinstance(part.node.slice, ast.Tuple) else part.node.slice
+    if isinstance(index, ast.Slice):
+        loop = code.loop
+        if (
+            not isinstance(loop, ast.For)
+            or not isinstance(loop.iter, ast.Call)
+            or "range" not in ast.unparse(loop.iter.func)
+        ):
+            return None
+        ends = [value_of(one, place) for one in loop.iter.args]
+        if not ends or not all(isinstance(one, int) for one in ends):
+            return None
+        end = min(size, len(range(*ends)) * len(part.rows))
+        return list(range(end)) if end + len(part.rows) <= size else list(range(size))
+    orders = [
+        value
+        for one in [index, *_made_of(index, code)]
+        for inner in ast.walk(one)
+        if isinstance(inner, ast.Name | ast.Attribute)
+        and is_table(value := or_none(place, ast.unparse(inner)))
+        and len(value) > len(part.rows)
+    ]
+    for order in orders:
+        rows = torch.as_tensor(order).cpu()
+        if rows.ndim == 1 and not rows.is_floating_point() and set(part.rows) <= set(rows.tolist()):
+            return list(range(size)) if len(rows) == size else sorted(set(rows.tolist()))
+    return list(range(size))
 
 
 def _part_of_table(node: ast.Subscript, code: LossCode, place: Place, changing: set[str]) -> _Part | None:

@@ -23,7 +23,12 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
     optimizer, first = seen.steps[0].optimizer, seen.steps[0].rates[0]
     ours = [one for one in seen.schedulers if one.optimizer is optimizer]
     inner = {id(part) for one in ours for part in getattr(one, "_schedulers", ())}
-    schedule = next((one for one in reversed(ours) if id(one) not in inner), None)
+    apart = [one for one in ours if id(one) not in inner]
+    if (
+        len(apart) > 1
+    ):  # one of them steps by steps while the other does by passes, or warms up and leaves: what is seen does not tell
+        return None
+    schedule = next(iter(apart), None)
     if schedule is None:
         constant = len({step.rates for step in seen.steps}) == 1
         return [first, first] if constant else _of_expression(seen, num_steps)

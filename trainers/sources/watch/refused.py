@@ -31,9 +31,10 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
             "its optimizer is L-BFGS, which evaluates the loss of one batch many times in a step: neither accumulation nor a learning "
             "rate by the batch fit it; use an optimizer that takes one gradient a step"
         )
-    if found := [one for one in _OF_PRIVATE_GRADIENTS if type(seen.steps[0].optimizer).__module__.startswith(one)]:
+    changes_gradient = any(step.gradient_changed for step in seen.steps)
+    if changes_gradient and (found := [one for one in _OF_PRIVATE_GRADIENTS if one in imported]):
         return (
-            f"its optimizer is of {found[0]}, whose noise depends on the batch: its answer for another batch is another privacy budget; "
+            f"its gradients are made private by {found[0]}, whose noise depends on the batch: its answer for another batch is another privacy budget; "
             "study the model without it"
         )
     if (found := [one for one in _OF_REWARDS if one in imported]) and not seen.backward.fetched:
@@ -43,7 +44,7 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
         )
     if any(len(step.places) > 1 for step in seen.steps):
         return "it calls backward at several places in one step, so that no one loss is trained on; add the losses up, and call backward once"
-    if any(step.gradient_changed for step in seen.steps):
+    if changes_gradient:
         return "it changes the gradient itself between backward and the optimizer's step, and a study would train without that"
     if seen.clipped_otherwise:
         return (

@@ -29,7 +29,7 @@ from batchscout.trainers.sources.watch.bindings import (
     roots_of,
 )
 from batchscout.trainers.sources.watch.copies import Copies, give_back
-from batchscout.trainers.sources.watch.observer import Backward, Place, RandomState, Seen, unwrapped
+from batchscout.trainers.sources.watch.observer import Backward, Enough, Place, RandomState, Seen, unwrapped
 from batchscout.trainers.sources.watch.statements import (
     LossCode,
     loss_codes,
@@ -272,7 +272,10 @@ def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
                 random.put_back()
                 loss = made.call(bound.seen)
                 loss.backward()
-        except Exception as error:  # of the script's code, under other names than its own
+        except (
+            Exception,
+            Enough,
+        ) as error:  # of the script's code, under other names than its own; it may fetch another batch
             told.append(f"its statements raised {type(error).__name__}: {error}")
             continue
         finally:

@@ -167,6 +167,23 @@ def test_a_schedule_keeps_its_shape(folder: Path, made: str, by: str, factors: l
         assert factor_at(keys["schedule"]["factors"], share) == pytest.approx(factor, abs=0.02)
 
 
+def test_of_two_schedules_that_take_turns_none_is_carried_on(folder: Path) -> None:
+    """A warm-up of one's own that is left after the first pass: carried on it would end at a hundred times the rate."""
+    text = """
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        by_pass = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3])
+        by_step = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
+        for epoch in range(5):
+            for x, y in train_loader:
+                optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+                if epoch == 0: by_step.step()
+            if epoch: by_pass.step()
+    """
+    loop = watched(folder, text)
+    assert keys_of(loop)["optimizer"]["lr"] == 0.1
+    assert "could not be foretold" in settings_of(loop, None).told[0]
+
+
 def test_a_schedule_that_depends_on_the_loss_is_told_and_not_guessed(folder: Path) -> None:
     text = SCHEDULED.format(
         made="torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)", by_step="", by_pass="schedule.step(1.0)"
@@ -676,6 +693,56 @@ def test_rows_that_a_script_takes_itself_are_the_samples(folder: Path, form: str
     model = model_of(loop)
     model(next(iter(train))).backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "order = torch.randperm(len(X)); chosen = order[:40]",
+        "chosen = torch.arange(40)",
+    ],
+)
+def test_rows_that_the_script_never_takes_are_no_samples(folder: Path, loop: str) -> None:
+    text = f"""
+        {loop}
+        optimizer = torch.optim.Adam(net.parameters())
+        for epoch in range(5):
+            mixed = chosen[torch.randperm(len(chosen))]
+            for i in range(0, 40, 8):
+                rows = mixed[i:i+8]
+                optimizer.zero_grad(); F.cross_entropy(net(X[rows]), Y[rows]).backward(); optimizer.step()
+    """
+    loop_ = watched(folder, text)
+    train, val = sets_of(loop_)
+    taken = sorted(int(one) for one in loop_.place.value("chosen"))
+    found = torch.stack([sample[0] for part in (train, val) for sample in part.dataset])
+    assert torch.equal(found.sort(0).values, loop_.place.value("X")[taken].sort(0).values)
+
+
+def test_of_a_slice_the_rows_end_where_its_loop_ends(folder: Path) -> None:
+    text = """
+        optimizer = torch.optim.Adam(net.parameters())
+        for i in range(0, 40, 8):
+            optimizer.zero_grad(); F.cross_entropy(net(X[i:i+8]), Y[i:i+8]).backward(); optimizer.step()
+    """
+    train, val = sets_of(watched(folder, text))
+    assert (len(train.dataset), len(val.dataset)) == (36, 4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "T = X + 0.1 * torch.randn_like(X)\n    rows = torch.randperm(60)[:6]\n    x, y = T[rows], Y[rows]",
+        "rows = torch.multinomial(torch.ones(60), 6)\n    x, y = X[rows], Y[rows]",
+        "X.mul_(0.9)\n    rows = torch.randperm(60)[:6]\n    x, y = X[rows], Y[rows]",
+        "picked = [3 * step, 3 * step + 1, 3 * step + 2]\n    x, y = stacked(picked), Y[picked]",
+    ],
+)
+def test_rows_that_are_drawn_by_weights_or_of_a_table_that_changes_are_refused(folder: Path, body: str) -> None:
+    step = "optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()"
+    head = "def stacked(rows): return torch.stack([X[i] for i in rows])\noptimizer = torch.optim.Adam(net.parameters())"
+    with pytest.raises(ValueError, match="could not be had from its loop"):
+        watched(folder, f"{head}\nfor step in range(10):\n    {body}\n    {step}\n")
 
 
 def test_rows_of_validation_data_are_those_of_tables_that_are_called_alike(folder: Path) -> None:
