@@ -17,8 +17,9 @@ They were chosen, and the list committed, before batchscout had seen any of them
 
 For each, in this order, each step with a limit of its time and nothing else beside it:
 - alone: its own command until the third step, to see that it trains.
-- init, plan: `batchscout init` before its command, and `batchscout plan` of what that wrote. Where either fails and the list has lines
-  of the product for it, once more with them: `lines` is how many. What cannot be had is null.
+- init, plan: `batchscout init` before its command, and `batchscout plan` of what that wrote. Where either fails, once
+  more with the lines of the product that the list has for it (they, and what is done by hand, were found after the first try, and the
+  scripts, commands and data are those of the first commit): `lines` is how many. What cannot be had is null.
 - run: the study with the smallest budget that is of use: one lane, the stage `train` alone, two runs of 16 of its own batches at half
   its batch. It ends with an answer, or not.
 - paste: `batchscout export --to script`, and the command that it prints, with what it says to do by hand (lines of the list), in a
@@ -29,7 +30,8 @@ The aims: 0 lines in 60 % of the studies, at most 5 in 85 %, and 90 % of the ans
 Their packages are in no extra of this project: pip install torchvision torch-geometric scikit-learn tensorboardX fire matplotlib timm einops sktime
 patool torchdiffeq e3nn spikingjelly trl schedulefree torch-optimizer pytorch-ignite opacus poutyne pytorch-forecasting open-clip-torch braceexpand
 webdataset diffusers evaluate 'jsonargparse[signatures]', and deepctr-torch with --no-deps.
-A run that was cut goes on where it was: what FILE has is not done again. DIR keeps each stranger's folder with all that was said.
+A run that was cut, or ended with another --until, goes on where it was: the steps that FILE has are not taken again. DIR keeps each
+stranger's folder with all that was said.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -101,18 +103,18 @@ class Outcome:
 
 def main() -> None:
     chosen = arguments()
-    done = {line["name"]: line for line in lines_of(chosen.out)}
+    known = {outcome.name: outcome for outcome in outcomes_of(chosen.out)}
     outcomes = []
     for stranger in STRANGERS:
         if chosen.only and stranger.name not in chosen.only:
             continue
-        if stranger.name not in done:
-            outcome = asdict(outcome_of(stranger, chosen))
+        outcome = known.get(stranger.name) or new(stranger)
+        if is_to_go_on(outcome, chosen.until):
+            take_steps(outcome, stranger, chosen)
             with chosen.out.open("a") as file:
-                file.write(json.dumps(outcome) + "\n")
-            done[stranger.name] = outcome
-            print(json.dumps(outcome), flush=True)
-        outcomes.append(done[stranger.name])
+                file.write(json.dumps(asdict(outcome)) + "\n")
+            print(json.dumps(asdict(outcome)), flush=True)
+        outcomes.append(outcome)
     print(table(outcomes))
     print(json.dumps(judged(outcomes)))
 
@@ -142,39 +144,45 @@ def arguments() -> argparse.Namespace:
     return chosen
 
 
-def lines_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def outcomes_of(file: Path) -> list[Outcome]:
+    """Return what the file has; of a stranger that went on in a later run, the later line is the last one."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    steps = ("alone", "init", "plan", "run", "paste")
+    return [Outcome(**line | {step: line[step] and Said(**line[step]) for step in steps}) for line in lines]
 
 
-def outcome_of(stranger: Stranger, chosen: argparse.Namespace) -> Outcome:
-    """Take every step that the one before allows."""
+def new(stranger: Stranger) -> Outcome:
     download = sum(change.why == "download" for change in stranger.changes)
-    outcome = Outcome(stranger.name, stranger.kind, stranger.source, stranger.tried, download)
-    place = chosen.work / stranger.name
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    until: Step = chosen.until
+    return Outcome(stranger.name, stranger.kind, stranger.source, stranger.tried, download)
 
-    fresh_copy(stranger, place / "alone", chosen, ("download",))
-    outcome.alone = trained(stranger.command, stranger, place / "alone", chosen.alone_seconds, place)
+
+def is_to_go_on(outcome: Outcome, until: Step) -> bool:
+    reached = outcome.alone is None, outcome.init is None, outcome.run is None
+    return not outcome.verdict and any(reached[: ("alone", "plan", "paste").index(until) + 1])
+
+
+def take_steps(outcome: Outcome, stranger: Stranger, chosen: argparse.Namespace) -> None:
+    """Take every step up to `--until` that is not taken yet and that the one before allows."""
+    place = chosen.work / stranger.name
+    until: Step = chosen.until
+    if outcome.alone is None:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        fresh_copy(stranger, place / "alone", chosen, ("download",))
+        outcome.alone = trained(stranger.command, stranger, place / "alone", chosen.alone_seconds, place)
     if not outcome.alone.is_well:
         outcome.verdict = "alone"
-        return outcome
-    if until == "alone":
-        return outcome
+    if outcome.verdict or until == "alone":
+        return
 
-    init_and_plan(outcome, stranger, place, chosen)
+    if outcome.init is None:
+        init_and_plan(outcome, stranger, place, chosen)
     if outcome.lines is None:
-        refused = (
-            outcome.init and outcome.init.code == 2 and any(word in outcome.init.message for word in stranger.no_study)
-        )
-        outcome.verdict = "rightly refused" if refused else "plan" if outcome.plan else "init"
-        return outcome
-    if stranger.no_study:
+        outcome.verdict = why_no_plan(outcome, stranger)
+    elif stranger.no_study:
         outcome.verdict = "not refused"
-        return outcome
-    if until == "plan":
-        return outcome
+    if outcome.verdict or until == "plan":
+        return
 
     study = place / "study" / stranger.folder / "study.yaml"
     outcome.run = said(
@@ -186,15 +194,17 @@ def outcome_of(stranger: Stranger, chosen: argparse.Namespace) -> Outcome:
     found = study.parent / "run" / "recommendation.json"
     if not (outcome.run.is_well and found.exists()):
         outcome.verdict = "run"
-        return outcome
-    outcome.answer = {
-        key: value
-        for key, value in json.loads(found.read_text()).items()
-        if key in ("micro_batch_size", "gradient_accumulation_steps", "learning_rate", "script")
-    }
+        return
+    wanted = ("micro_batch_size", "gradient_accumulation_steps", "learning_rate", "script")
+    outcome.answer = {key: value for key, value in json.loads(found.read_text()).items() if key in wanted}
     paste(outcome, stranger, place, study.parent / "run", chosen)
     outcome.verdict = "answered" if outcome.pasted else "paste"
-    return outcome
+
+
+def why_no_plan(outcome: Outcome, stranger: Stranger) -> str:
+    if outcome.init and outcome.init.code == 2 and any(word in outcome.init.message for word in stranger.no_study):
+        return "rightly refused"
+    return "plan" if outcome.plan else "init"
 
 
 def init_and_plan(outcome: Outcome, stranger: Stranger, place: Path, chosen: argparse.Namespace) -> None:
@@ -389,59 +399,57 @@ def said(command: Sequence[str], folder: Path, limit_seconds: float, file: Path,
     return Said(code, round(time.monotonic() - began, 1), text if whole else text[-1_500:])
 
 
-def table(outcomes: list[dict[str, Any]]) -> str:
+def table(outcomes: list[Outcome]) -> str:
     rows = [["stranger", "kind", "tried", "download lines", "lines", "answer", "pasted", "verdict"], ["---"] * 8]
     for one in outcomes:
-        answer = one["answer"]
+        answer = one.answer
         rows.append(
             [
-                one["name"],
-                one["kind"],
-                "yes" if one["tried"] else "",
-                str(one["download_lines"]),
-                "" if one["lines"] is None else str(one["lines"]),
+                one.name,
+                one.kind,
+                "yes" if one.tried else "",
+                str(one.download_lines),
+                "" if one.lines is None else str(one.lines),
                 f"{answer['micro_batch_size']} x {answer['gradient_accumulation_steps']}, {answer['learning_rate']:.3g}"
                 if answer
                 else "",
-                {None: "", True: "yes", False: "no"}[one["pasted"]],
-                one["verdict"] or "planned",
+                {None: "", True: "yes", False: "no"}[one.pasted],
+                one.verdict or "not ended",
             ]
         )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def judged(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
+def judged(outcomes: list[Outcome]) -> dict[str, Any]:
     """Return the figures: those that should have been refused are no part of the shares."""
     no_study = {one.name for one in STRANGERS if one.no_study}
-    alone = [one for one in outcomes if one["verdict"] != "alone"]
-    studies = [one for one in alone if one["name"] not in no_study]
-    answers = [one for one in studies if one["answer"]]
-    lines = [one["lines"] for one in studies]
+    alone = [one for one in outcomes if one.verdict != "alone"]
+    studies = [one for one in alone if one.name not in no_study]
+    answers = [one for one in studies if one.answer]
     return {
         "strangers": len(outcomes),
         "run_by_themselves": len(alone),
         "studies": len(studies),
-        "rightly_refused": sum(one["verdict"] == "rightly refused" for one in outcomes),
-        "should_be_refused": sum(one["name"] in no_study for one in alone),
-        "share_at_0_lines": share(line == 0 for line in lines),
-        "share_at_most_5_lines": share(line is not None and line <= 5 for line in lines),
-        "share_answered": share(bool(one["answer"]) for one in studies),
-        "share_of_answers_pasted": share(bool(one["pasted"]) for one in answers),
-        "share_of_studies_pasted": share(bool(one["pasted"]) for one in studies),
-        "init_seconds": middle([one["init"] for one in alone]),
-        "plan_seconds": middle([one["plan"] for one in alone]),
-        "run_seconds": middle([one["run"] for one in alone]),
-        "verdicts": {one["name"]: one["verdict"] for one in outcomes},
+        "rightly_refused": sum(one.verdict == "rightly refused" for one in outcomes),
+        "should_be_refused": sum(one.name in no_study for one in alone),
+        "share_at_0_lines": share(one.lines == 0 for one in studies),
+        "share_at_most_5_lines": share(one.lines is not None and one.lines <= 5 for one in studies),
+        "share_answered": share(bool(one.answer) for one in studies),
+        "share_of_answers_pasted": share(bool(one.pasted) for one in answers),
+        "share_of_studies_pasted": share(bool(one.pasted) for one in studies),
+        "init_seconds": middle([one.init for one in alone]),
+        "plan_seconds": middle([one.plan for one in alone]),
+        "run_seconds": middle([one.run for one in alone]),
     }
 
 
-def share(of: Any) -> float | None:
-    values = [bool(one) for one in of]
+def share(of: Iterable[bool]) -> float | None:
+    values = list(of)
     return round(sum(values) / len(values), 3) if values else None
 
 
-def middle(steps: list[dict[str, Any] | None]) -> float | None:
-    seconds = [step["seconds"] for step in steps if step]
+def middle(steps: list[Said | None]) -> float | None:
+    seconds = [step.seconds for step in steps if step]
     return round(statistics.median(seconds), 1) if seconds else None
 
 

@@ -80,6 +80,10 @@ FROM_PACKAGES = (
     Stranger(
         "torch-optimizer-mnist", "vision, plain loop, settings in a class", "sdist:torch-optimizer==0.3.0", words("mnist.py"), 64,
         made.digits("../data/MNIST/raw"), "examples", "df45de3a2481",
+        by_hand=(
+            Change("examples/mnist.py", 129, "batch_size: int = {micro_batch_size},", "micro_batch_size"),
+            Change("examples/mnist.py", 132, "lr: float = {learning_rate},", "learning_rate"),
+        ),
     ),
     Stranger(
         "ignite-mnist", "vision, ignite's Engine", "sdist:pytorch-ignite==0.5.5", words("mnist.py"), 64,
@@ -93,11 +97,15 @@ FROM_PACKAGES = (
             Change("examples/cifar10/utils.py", 28, "train_ds = datasets.FakeData(3_200, (3, 32, 32), 10, train_transform)"),
             Change("examples/cifar10/utils.py", 29, "test_ds = datasets.FakeData(320, (3, 32, 32), 10, test_transform)"),
         ),
+        by_hand=(
+            Change("examples/cifar10/main.py", 143, "learning_rate: float = {learning_rate},", "learning_rate"),
+            Change("examples/cifar10/main.py", 212, 'train_dataset, batch_size={micro_batch_size}, num_workers=config["num_workers"], shuffle=True, drop_last=True', "micro_batch_size"),
+        ),
     ),
     Stranger(
         "opacus-mnist", "vision, private gradients", "sdist:opacus==1.6.0",
         words("mnist.py --device=cpu -n=15 --lr=.25 --sigma=1.3 -c=1.5 -b=240 --data-root data"), 240,
-        made.digits("data/MNIST/raw"), "examples", "14e9a51180f5", no_study=("privacy", "private", "noise"),
+        made.digits("data/MNIST/raw"), "examples", "14e9a51180f5", no_study=("privacy", "changes the gradient"),
     ),
     Stranger(
         "spikingjelly-lif-fc", "vision, spiking network over time steps, -m", "installed:spikingjelly==2.0.0",
@@ -111,7 +119,7 @@ FROM_PACKAGES = (
     ),
     Stranger(
         "e3nn-tetris", "graphs, one batch of all", "sdist:e3nn==0.6.0", words("tetris.py"), 8,
-        folder="examples", sha256="fd2c02c59108", no_study=("rows", "sample", "graph", "batch"),
+        folder="examples", sha256="fd2c02c59108", no_study=("rows", "whole graph", "cannot be split"),
     ),
     Stranger(
         "poutyne-classification", "tabular, poutyne's Model.fit", "sdist:poutyne==1.19.0", words("basic_random_classification.py"), 32,
@@ -136,6 +144,9 @@ FROM_PACKAGES = (
             Change("examples/nbeats.py", 48, "batch_size = {micro_batch_size}", "micro_batch_size"),
             Change("examples/nbeats.py", 77, "learning_rate={learning_rate},", "learning_rate"),
         ),
+        changes=(
+            Change("examples/nbeats.py", 11, 'sys.path.append(".."); NBeats.on_after_backward = pl.LightningModule.on_after_backward', "product"),
+        ),
     ),
     Stranger(
         "open-clip", "images and text, contrastive loss of the whole batch, -m", "installed:open-clip-torch==3.3.0",
@@ -143,7 +154,7 @@ FROM_PACKAGES = (
             "-m open_clip_train.main --train-data data/train.csv --csv-img-key filepath --csv-caption-key title --warmup 10 --batch-size 4 "
             "--lr 1e-3 --wd 0.1 --epochs 1 --workers 0 --model ViT-S-32-alt --device cpu"
         ), 4,
-        made.captions("data"), no_study=("batch", "split", "contrastive"),
+        made.captions("data"), no_study=("whole batch", "cannot be split", "contrastive"),
     ),
 )  # fmt: skip
 
@@ -158,6 +169,9 @@ FROM_REPOSITORIES = (
         by_hand=(
             Change("models/TextCNN.py", 31, "self.batch_size = {micro_batch_size}", "micro_batch_size"),
             Change("models/TextCNN.py", 33, "self.learning_rate = {learning_rate}", "learning_rate"),
+        ),
+        changes=(
+            Change("utils.py", 117, "iter = torch.utils.data.DataLoader([((torch.tensor(one[0]), torch.tensor(one[2])), one[1]) for one in dataset], config.batch_size)", "product"),
         ),
     ),
     Stranger(
@@ -192,7 +206,7 @@ FROM_REPOSITORIES = (
     ),
     Stranger(
         "pyg-gcn", "graphs, one graph in every step", "github:pyg-team/pytorch_geometric@5c6461b2305ad068a6d61165b3c55852a11aaa41",
-        words("gcn.py"), 1, made.citations("../data/Planetoid"), "examples", "4222098f1ec1", no_study=("rows", "sample", "graph", "batch"),
+        words("gcn.py"), 1, made.citations("../data/Planetoid"), "examples", "4222098f1ec1", no_study=("rows", "whole graph", "cannot be split"),
     ),
     Stranger(
         "diffusers-unconditional", "vision, diffusion, accelerate launch, average of the weights", "github:huggingface/diffusers@58eb52c0803ea9af3abec60841c2a093bdf1f951",
@@ -201,6 +215,9 @@ FROM_REPOSITORIES = (
             "--train_batch_size=8 --num_epochs=100 --gradient_accumulation_steps=2 --use_ema --learning_rate=1e-4 --lr_warmup_steps=500 --mixed_precision=no"
         ), 16, made.together(made.image_folders("data", 48, 4, 64), made.denoiser("unet")), "examples/unconditional_image_generation",
         "0314b03f4fa7", launcher=words("accelerate launch"),
+        changes=(
+            Change("examples/unconditional_image_generation/train_unconditional.py", 624, "loss = None", "product"),
+        ),
     ),
     Stranger(
         "accelerate-nlp", "text, accelerate", "github:huggingface/accelerate@16cb6eb80dd9aa8b4df1a63ef57863e455d53b83",
@@ -221,12 +238,19 @@ FROM_REPOSITORIES = (
         "lightning-cli", "vision, Lightning with LightningCLI and a data module", "github:Lightning-AI/pytorch-lightning@7f0c3436cd3f6ad3753125672024fc415cbcb414",
         words("backbone_image_classifier.py"), 32, made.digits("../../Datasets/MNIST/raw", 60_000, 10_000),
         "examples/pytorch/basics", "a34c1eda8065",
-        (Change("examples/pytorch/basics/backbone_image_classifier.py", 29, "from torchvision.datasets import MNIST"),),
+        (
+            Change("examples/pytorch/basics/backbone_image_classifier.py", 29, "from torchvision.datasets import MNIST"),
+            Change("examples/pytorch/basics/backbone_image_classifier.py", 130, "LitClassifier, MyDataModule, seed_everything_default=1234, save_config_callback=None, run=False", "product"),
+        ),
+        (
+            Change("examples/pytorch/basics/backbone_image_classifier.py", 66, "def __init__(self, backbone: Optional[Backbone] = None, learning_rate: float = {learning_rate}):", "learning_rate"),
+            Change("examples/pytorch/basics/backbone_image_classifier.py", 106, "def __init__(self, batch_size: int = {micro_batch_size}):", "micro_batch_size"),
+        ),
     ),
     Stranger(
         "rnn-regressor", "sequence, a hidden state that is carried from step to step", "github:MorvanZhou/PyTorch-Tutorial@dbe154a9e56635e51c6b0c2ccea8ae36cfb585a7",
         words("403_RNN_regressor.py"), 1, folder="tutorial-contents", sha256="f42bc41bd883",
-        no_study=("step before", "carried", "hidden state"),
+        no_study=("h_state", "hidden state"),
     ),
     Stranger(
         "gan", "vision, two networks by turns", "github:eriklindernoren/PyTorch-GAN@36d3c77e5ff20ebe0aeefd322326a134a279b93e",

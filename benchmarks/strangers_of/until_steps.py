@@ -20,7 +20,9 @@ main_process = os.getpid()
 def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     if os.getpid() != main_process:
         return
-    rates.append(sorted({float(group["lr"]) for group in optimizer.param_groups}))
+    at = [group[key] for group in optimizer.param_groups for key in ("lr", "initial_lr") if key in group]
+    at += [optimizer.defaults["lr"]] if "lr" in optimizer.defaults else []
+    rates.append(sorted({float(rate) for rate in at}))  # a warm-up begins below the rate that was given
     if len(rates) == int(wanted):
         with open(told, "w") as file:
             json.dump({"rates": rates, "batches": sorted(set(batches))}, file)
@@ -28,13 +30,18 @@ def after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         os._exit(0)
 
 
-def note_batch(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-    if module.training:
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Tensor) and value.dim():
-                batches.extend(size for size in value.shape[:2] if len(batches) < 10_000)
+def note_batch(module: torch.nn.Module, args: object) -> None:
+    if module.training and len(batches) < 10_000:
+        batches.extend(len(one) for one in tensors_in(args) if one.dim())
 
 
+def tensors_in(args: object) -> list[torch.Tensor]:
+    if isinstance(args, torch.Tensor):
+        return [args]
+    return [one for part in args for one in tensors_in(part)] if isinstance(args, list | tuple) else []
+
+
+torch.nn.modules.module.register_module_forward_pre_hook(note_batch)
 register_optimizer_step_post_hook(after_step)
 loader_init = torch.utils.data.DataLoader.__init__
 
