@@ -15,6 +15,7 @@ import ray._private.utils as ray_utils
 import ray._private.worker as ray_worker
 from ray._common.usage import usage_lib
 from ray._private import ray_constants, services
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.grpc_utils import init_grpc_channel
 from ray._private.state import state
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
@@ -39,7 +40,9 @@ class Versions:
 
 def address_of_auto() -> str:
     """Return host:port of the cluster that Ray takes for `auto`: what RAY_ADDRESS names, or what runs or ran last on this node. Raises
-    ConnectionError where there is none, and ValueError where RAY_ADDRESS is nothing of the kind."""
+    ConnectionError where there is none, and ValueError where RAY_ADDRESS is nothing of the kind. From here on a token of this user's
+    (~/.ray/auth_token) is shown where RAY_AUTH_MODE says nothing, as ray.init does where it finds a cluster itself."""
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     found = services.canonicalize_bootstrap_address("auto")
     if found is None:
         raise ValueError("RAY_ADDRESS is local, which names no cluster")
