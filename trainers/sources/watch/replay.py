@@ -155,7 +155,7 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
             is_state = name in code.changed and isinstance(value, Tensor) and value.is_floating_point()
             return _Frozen(
                 f"its loss reads {name}, which is another in later batches and does not come from the batch, and a study would keep it as it was in "
-                "the first; take it out of the loss, or from a DataLoader",
+                "the first; compute it from the batch, or let a DataLoader give it",
                 is_state,
             )
     if (twin := _twin(read, place, seen)) is not None:
