@@ -51,7 +51,7 @@ def image_folders(folder: str, size: int, classes: int, per_class: int) -> Maker
     """Return what writes train/ and val/, a folder of PNG files for each class."""
 
     def make(code: Path) -> None:
-        from PIL import Image
+        from PIL import Image  # pyright: ignore[reportMissingImports]
 
         random = np.random.default_rng(2)
         colours = random.integers(0, 200, (classes, 3))
