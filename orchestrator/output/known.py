@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import carried_to
+from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
 from batchscout.orchestrator.stages.train import BatchFindings, TimeGain, TrainFindings, trained
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.study.trial import Trial, TrialState
 
 
 @dataclass(frozen=True)
@@ -91,3 +93,20 @@ def compared_of(study: Study, winner: Trial) -> Compared | None:
     if findings is None or mine is None or sum(one.num_runs for one in findings.batches) < 2:
         return None
     return Compared(findings, mine, tuple(one for one in findings.batches if one is not mine))
+
+
+def baseline_run(study: Study) -> Trial | None:
+    """Return the baseline's run; None where it has not completed."""
+    return next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
+
+
+def kept_setting(study: Study, winner: Trial) -> Setting | None:
+    """Return what the regularization stage adds to the run that was chosen before; None where it adds nothing."""
+    findings = found(study, RegularizationFindings)
+    return findings.kept if findings and findings.winner == winner.id else None
+
+
+def without_setting(study: Study, winner: Trial) -> Trial:
+    """Return the run that was chosen before the regularization stage."""
+    findings = found(study, RegularizationFindings)
+    return study.trials[findings.source] if findings and findings.winner == winner.id else winner

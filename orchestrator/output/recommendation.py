@@ -12,11 +12,10 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
-from batchscout.orchestrator.output.known import known_of, undecided_between
+from batchscout.orchestrator.output.known import kept_setting, known_of, undecided_between
 from batchscout.orchestrator.output.verdict import (
     Scope,
     Verdict,
-    kept_setting,
     micro_batch_tokens,
     scope_of,
     verdict,

@@ -12,11 +12,11 @@ from pydantic import JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Equivalence, StageKeys
+from batchscout.orchestrator.output.caveats import lane_deaths_text
 from batchscout.orchestrator.output.progress import best_so_far, trial_metrics
 from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.output.time_split import time_split
-from batchscout.orchestrator.output.verdict import lane_deaths_text
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.node_speeds import stragglers

@@ -9,29 +9,30 @@ from dataclasses import dataclass, replace
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import Train
-from batchscout.orchestrator.output.known import Known, compared_of, known_of, undecided_between
+from batchscout.orchestrator.output.caveats import at_an_end, beyond_reach, is_on_edge, warnings_of
+from batchscout.orchestrator.output.known import (
+    Known,
+    baseline_run,
+    compared_of,
+    kept_setting,
+    known_of,
+    undecided_between,
+    without_setting,
+)
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.stages.branch import BranchFindings
-from batchscout.orchestrator.stages.context import disturbance_in
 from batchscout.orchestrator.stages.cost import pays_from
-from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
 from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
-from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.findings import found
-from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to, nearest_run
-from batchscout.orchestrator.stages.input_bound import input_bound
-from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
-from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
-from batchscout.orchestrator.stages.train import LearningRateFindings, TimeGain, TrainFindings, trained
+from batchscout.orchestrator.stages.train import TimeGain, TrainFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import number_text, training_time_text
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.notices import NoticeKind
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig
     return Verdict(
         _answer(study, winner, trial),
         _why_with_what_is_open(config, study, winner),
-        tuple(_warnings(config, study, nearest_run(study, winner, trial), trial)),
+        tuple(warnings_of(config, study, nearest_run(study, winner, trial), trial)),
         _holds_for(config, study, winner),
     )
 
@@ -140,12 +141,12 @@ def _answer(study: Study, winner: Trial, trial: TrialConfig) -> str:
 
 
 def _why_with_what_is_open(config: StudyConfig, study: Study, winner: Trial) -> str:
-    on_edge = _is_on_edge(study, _without_setting(study, winner))
+    on_edge = is_on_edge(study, without_setting(study, winner))
     edge = " The learning rate is the last one tried on its side: a further one may be better." if on_edge else ""
     deciding = would_decide(config, study, winner)
     more = f" To decide it: {deciding}." if deciding else ""
-    beyond = _out_of_reach(config, study)
-    return f"{_why(config, study, winner)}.{edge}{_at_an_end(config, study, winner)}{more}{beyond}"
+    beyond = beyond_reach(config, study)
+    return f"{_why(config, study, winner)}.{edge}{at_an_end(config, study, winner)}{more}{beyond}"
 
 
 LONGER = " For a longer run, give real_run.samples."
@@ -206,130 +207,11 @@ def _times(trial: TrialConfig) -> str:
     return "no accumulation " if accumulation == 1 else f"{at_most}{accumulation} accumulation steps "
 
 
-FEW_PASSES = 4
-"""Up to so many passes over the data a repeated sample is worth nearly as much as a new one (Muennighoff et al. 2023, arXiv
-2305.16264); finetuning takes 2 to 4 as a rule (Devlin et al. 2018, arXiv 1810.04805)."""
-
-
-_OF_THE_COMPARISON = (NoticeKind.KEPT_TRIALS, NoticeKind.UNSTEADY_DATA)
-
-
-def _warnings(config: StudyConfig, study: Study, nearest: Trial, trial: TrialConfig) -> list[str]:
-    """Return what speaks against the recommendation: speeds that say little, a run that learns its samples by heart, or
-    meets few of them often."""
-    warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
-    if died := lane_deaths_text(study):
-        warnings.append(died)
-    if busy := _busy_stages(study):
-        warnings.append(
-            f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "
-            "took part and for how long each trained; repeat the study when it is quiet, or with more rounds"
-        )
-    if carried := _not_carried(config, study, nearest):
-        warnings.append(carried)
-    if slow := _slower_than_the_baseline(config, study, nearest):
-        warnings.append(slow)
-    findings = trained(study)
-    if findings and findings.off_speed:
-        off = ", ".join(f"effective batch {batch} at {share:.2f} x" for batch, share in findings.off_speed.items())
-        warnings.append(
-            f"not every batch trained at the speed that it was timed at ({off}): its loss is that of more or less time than "
-            "was planned; the probability counts with what it would have been"
-        )
-    warnings += [str(straggler) for straggler in stragglers(study.trials.values()).values()]
-    if waits := input_bound([nearest]):
-        warnings.append(f"the recommended run is {waits}")
-    if overfitting := overfitting_of(nearest):
-        warnings.append(f"it overfits: {overfitting}; a shorter run or more regularization may end lower")
-    num_samples, budget = study.facts.num_train_samples, trial.sample_budget
-    if config.regime == "finetune" and num_samples and budget > FEW_PASSES * num_samples:
-        warnings.append(
-            f"it meets each of the {num_samples:,} training samples {budget / num_samples:.1f} times, and finetuning takes 2 to "
-            f"{FEW_PASSES} passes as a rule; compare with a sample_budget of at most {FEW_PASSES * num_samples:,}"
-        )
-    return warnings
-
-
-def lane_deaths_text(study: Study) -> str:
-    """Return how often the processes of lanes died though no trial failed of it, and how the first did; empty where none has."""
-    told = [
-        f"{trial_id}: {notice.text}"
-        for trial_id, notices in study.notices.items()
-        for notice in notices
-        if notice.kind is NoticeKind.LANE_DIED
-    ]
-    if not told:
-        return ""
-    times, first = ("once", "") if len(told) == 1 else (f"{len(told)} times", "The first: ")
-    return (
-        f"processes that ran trials died {times}: each death costs the start of new ones, and a training of your own may end so, "
-        f"too; find the cause. {first}{told[0]}"
-    )
-
-
-def _not_carried(config: StudyConfig, study: Study, winner: Trial) -> str:
-    """Return why the answer is that of the study's own length where a real run was asked for; empty where it is the real run's."""
-    if config.real_run is None or carried_to(study, winner):
-        return ""
-    concluded = study.conclusions.get(HorizonsFindings.STAGE)
-    why = concluded.reason if concluded else "horizons has yet to conclude"
-    if winner.config.ramp:
-        why = "a batch that grows is carried to no other length"
-    return (
-        f"this holds for a run of {number_text(config.sample_budget)} samples, the study's own, and not for the real run's "
-        f"{number_text(config.real_run.samples)}: {why}"
-    )
-
-
-MUCH_SLOWER = 0.9
-"""Speeds that are closer than that differ by no more than timings of a quiet machine may."""
-
-
-def _slower_than_the_baseline(config: StudyConfig, study: Study, winner: Trial) -> str:
-    """Return that the recommended run is slower than the baseline, in numbers; empty where it is not, or something else had the
-    machine while one of them ran."""
-    baseline = _baseline(study)
-    if baseline is None or any(disturbance_in(study, config, one.metrics) for one in (winner, baseline)):
-        return ""
-    ours, theirs = (trial.metric("tokens_per_second") for trial in (winner, baseline))
-    if not ours or not theirs or ours > MUCH_SLOWER * theirs:
-        return ""
-    counted = (
-        "a comparison at equal samples does not count that; objective: time does"
-        if config.objective == "samples"
-        else "the comparison at equal training time counts that"
-    )
-    return (
-        f"it trains at {ours / theirs:.2f} x the baseline's speed ({number_text(ours)} against {number_text(theirs)} "
-        f"{study.facts.rate_unit}), so "
-        f"the same samples take {theirs / ours:.2g} times as long; {counted}"
-    )
-
-
-def _busy_stages(study: Study) -> list[str]:
-    """Return the stages whose timings something else on the machine disturbed."""
-    frontier, throughput = found(study, FrontierFindings), found(study, ThroughputFindings)
-    busy = {"frontier": bool(frontier and frontier.disturbed), "throughput": bool(throughput and throughput.busy)}
-    return [stage for stage, is_busy in busy.items() if is_busy]
-
-
-def kept_setting(study: Study, winner: Trial) -> Setting | None:
-    """Return what the regularization stage adds to the run that was chosen before; None where it adds nothing."""
-    findings = found(study, RegularizationFindings)
-    return findings.kept if findings and findings.winner == winner.id else None
-
-
 def _with_setting(study: Study, winner: Trial, trial: TrialConfig) -> str:
     setting = kept_setting(study, winner)
     if setting and setting.regularizer == "weight_decay":  # it may follow batch and rate
         setting = replace(setting, value=trial.optimizer.weight_decay)
     return f", and {setting}" if setting else ""
-
-
-def _without_setting(study: Study, winner: Trial) -> Trial:
-    """Return the run that was chosen before the regularization stage."""
-    findings = found(study, RegularizationFindings)
-    return study.trials[findings.source] if findings and findings.winner == winner.id else winner
 
 
 MOST_PHASES_TOLD = 4
@@ -349,46 +231,6 @@ def _growing(trial: TrialConfig) -> str:
     return f", and let the effective batch grow: {', '.join(told)}"
 
 
-def _at_an_end(config: StudyConfig, study: Study, winner: Trial) -> str:
-    """Return that the batch is the smallest or the largest of those that were compared, where a further one is possible and
-    it is likely to be the best of them."""
-    known = known_of(config, study, winner)
-    if known is None or len(known.p_best) == 1:
-        return ""
-    batch, *others = known.p_best
-    if known.p_best[batch] < 0.5:
-        return ""
-    if config.world_size < batch < min(others):
-        return " It is the smallest batch that was compared: a smaller one may be better."
-    return " It is the largest batch that was compared: a larger one may be better." if batch > max(others) else ""
-
-
-MUCH_FASTER = 1.1
-"""A batch that is faster than all that were compared by less than this factor is not worth a longer study for its speed."""
-
-
-def _out_of_reach(config: StudyConfig, study: Study) -> str:
-    """Return which batches would train much faster than all that were compared, but are too large for so short a run; nothing
-    where none would, and where speed does not count."""
-    frontier = found(study, FrontierFindings)
-    if frontier is None or config.objective == "samples":
-        return ""
-    short = {one.effective_batch_size: one for one in out_of_reach(config, frontier.rates)}
-    reached = [rate for size, rate in frontier.rates.items() if size * config.world_size not in short]
-    fastest = MUCH_FASTER * max(reached, default=0.0)
-    worth = [
-        short[size * config.world_size]
-        for size, rate in frontier.rates.items()
-        if size * config.world_size in short and rate > fastest
-    ]
-    return f" The study's runs are too short for {in_words(worth)}." if worth else ""
-
-
-def _is_on_edge(study: Study, winner: Trial) -> bool:
-    findings = found(study, LearningRateFindings)
-    return findings is not None and findings.on_edge and winner.stage == findings.STAGE
-
-
 def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     """Return what it wins against the baseline, and how sure that is; a ramp, what it wins against the run whose batch
     stays."""
@@ -396,11 +238,11 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
         return _for_the_real_run(config, study, winner, real)
     if winner.config.ramp:
         return _against_constant(config, study, winner)
-    plain = _without_setting(study, winner)
+    plain = without_setting(study, winner)
     if plain is not winner:
         return f"{_against_plain(study, winner, plain)}; for that one, {_why(config, study, plain)}"
     ours, target = _standing(study, winner, config.target_loss), config.target_loss
-    baseline, known = _baseline(study), known_of(config, study, winner)
+    baseline, known = baseline_run(study), known_of(config, study, winner)
     if baseline is None:
         sure = _sure(config, known) if known else ""
         return f"it {_ending(ours, target)}, chosen of what was run{_how_the_baseline_ended(study)}{sure}"
@@ -420,7 +262,7 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
 
 def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: HorizonsFindings) -> str:
     """Return what the setting saves in the real run, how sure that is, and which of the study's own runs it is carried on from."""
-    known, baseline = known_of(config, study, winner), _baseline(study)
+    known, baseline = known_of(config, study, winner), baseline_run(study)
     assert known, "it was carried to that length"
     length = f"for the real run of {number_text(real.samples)} samples, {number_text(real.samples / config.sample_budget)} x this study's, "
     if known.keeps_own:
@@ -443,7 +285,7 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
 
 def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known) -> str:
     """Return what the setting saves against the user's own, as people budget it, and how sure that is."""
-    target, baseline = config.target_loss, _baseline(study)
+    target, baseline = config.target_loss, baseline_run(study)
     assert baseline, "what completed is compared with the baseline"
     ours, theirs = _standing(study, winner, target), _standing(study, baseline, target)
     if known.keeps_own:
@@ -547,11 +389,6 @@ def _cost(config: StudyConfig, ours: Standing, theirs: Standing) -> str:
 
 def _training_seconds(standing: Standing) -> list[float]:
     return [seconds for trial in standing.trials if (seconds := trial.metric("train_seconds"))]
-
-
-def _baseline(study: Study) -> Trial | None:
-    """Return the baseline's run; None where it has not completed."""
-    return next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
 
 
 def _how_the_baseline_ended(study: Study) -> str:

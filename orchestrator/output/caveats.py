@@ -1,0 +1,167 @@
+"""What speaks against a recommendation, or limits it: each in words, with what to do about it where something can be done. Pure."""
+
+from __future__ import annotations
+
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.known import baseline_run, known_of
+from batchscout.orchestrator.stages.context import disturbance_in
+from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
+from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
+from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to
+from batchscout.orchestrator.stages.input_bound import input_bound
+from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
+from batchscout.orchestrator.stages.train import LearningRateFindings, trained
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import number_text
+from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.notices import NoticeKind
+
+FEW_PASSES = 4
+"""Up to so many passes over the data a repeated sample is worth nearly as much as a new one (Muennighoff et al. 2023, arXiv
+2305.16264); finetuning takes 2 to 4 as a rule (Devlin et al. 2018, arXiv 1810.04805)."""
+
+
+_OF_THE_COMPARISON = (NoticeKind.KEPT_TRIALS, NoticeKind.UNSTEADY_DATA)
+
+
+def warnings_of(config: StudyConfig, study: Study, nearest: Trial, trial: TrialConfig) -> list[str]:
+    """Return what speaks against the recommendation: speeds that say little, a run that learns its samples by heart, or
+    meets few of them often."""
+    warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
+    if died := lane_deaths_text(study):
+        warnings.append(died)
+    if busy := _busy_stages(study):
+        warnings.append(
+            f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "
+            "took part and for how long each trained; repeat the study when it is quiet, or with more rounds"
+        )
+    if carried := _not_carried(config, study, nearest):
+        warnings.append(carried)
+    if slow := _slower_than_the_baseline(config, study, nearest):
+        warnings.append(slow)
+    findings = trained(study)
+    if findings and findings.off_speed:
+        off = ", ".join(f"effective batch {batch} at {share:.2f} x" for batch, share in findings.off_speed.items())
+        warnings.append(
+            f"not every batch trained at the speed that it was timed at ({off}): its loss is that of more or less time than "
+            "was planned; the probability counts with what it would have been"
+        )
+    warnings += [str(straggler) for straggler in stragglers(study.trials.values()).values()]
+    if waits := input_bound([nearest]):
+        warnings.append(f"the recommended run is {waits}")
+    if overfitting := overfitting_of(nearest):
+        warnings.append(f"it overfits: {overfitting}; a shorter run or more regularization may end lower")
+    num_samples, budget = study.facts.num_train_samples, trial.sample_budget
+    if config.regime == "finetune" and num_samples and budget > FEW_PASSES * num_samples:
+        warnings.append(
+            f"it meets each of the {num_samples:,} training samples {budget / num_samples:.1f} times, and finetuning takes 2 to "
+            f"{FEW_PASSES} passes as a rule; compare with a sample_budget of at most {FEW_PASSES * num_samples:,}"
+        )
+    return warnings
+
+
+def lane_deaths_text(study: Study) -> str:
+    """Return how often the processes of lanes died though no trial failed of it, and how the first did; empty where none has."""
+    told = [
+        f"{trial_id}: {notice.text}"
+        for trial_id, notices in study.notices.items()
+        for notice in notices
+        if notice.kind is NoticeKind.LANE_DIED
+    ]
+    if not told:
+        return ""
+    times, first = ("once", "") if len(told) == 1 else (f"{len(told)} times", "The first: ")
+    return (
+        f"processes that ran trials died {times}: each death costs the start of new ones, and a training of your own may end so, "
+        f"too; find the cause. {first}{told[0]}"
+    )
+
+
+def _not_carried(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return why the answer is that of the study's own length where a real run was asked for; empty where it is the real run's."""
+    if config.real_run is None or carried_to(study, winner):
+        return ""
+    concluded = study.conclusions.get(HorizonsFindings.STAGE)
+    why = concluded.reason if concluded else "horizons has yet to conclude"
+    if winner.config.ramp:
+        why = "a batch that grows is carried to no other length"
+    return (
+        f"this holds for a run of {number_text(config.sample_budget)} samples, the study's own, and not for the real run's "
+        f"{number_text(config.real_run.samples)}: {why}"
+    )
+
+
+MUCH_SLOWER = 0.9
+"""Speeds that are closer than that differ by no more than timings of a quiet machine may."""
+
+
+def _slower_than_the_baseline(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return that the recommended run is slower than the baseline, in numbers; empty where it is not, or something else had the
+    machine while one of them ran."""
+    baseline = baseline_run(study)
+    if baseline is None or any(disturbance_in(study, config, one.metrics) for one in (winner, baseline)):
+        return ""
+    ours, theirs = (trial.metric("tokens_per_second") for trial in (winner, baseline))
+    if not ours or not theirs or ours > MUCH_SLOWER * theirs:
+        return ""
+    counted = (
+        "a comparison at equal samples does not count that; objective: time does"
+        if config.objective == "samples"
+        else "the comparison at equal training time counts that"
+    )
+    return (
+        f"it trains at {ours / theirs:.2f} x the baseline's speed ({number_text(ours)} against {number_text(theirs)} "
+        f"{study.facts.rate_unit}), so "
+        f"the same samples take {theirs / ours:.2g} times as long; {counted}"
+    )
+
+
+def _busy_stages(study: Study) -> list[str]:
+    """Return the stages whose timings something else on the machine disturbed."""
+    frontier, throughput = found(study, FrontierFindings), found(study, ThroughputFindings)
+    busy = {"frontier": bool(frontier and frontier.disturbed), "throughput": bool(throughput and throughput.busy)}
+    return [stage for stage, is_busy in busy.items() if is_busy]
+
+
+def at_an_end(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return that the batch is the smallest or the largest of those that were compared, where a further one is possible and
+    it is likely to be the best of them."""
+    known = known_of(config, study, winner)
+    if known is None or len(known.p_best) == 1:
+        return ""
+    batch, *others = known.p_best
+    if known.p_best[batch] < 0.5:
+        return ""
+    if config.world_size < batch < min(others):
+        return " It is the smallest batch that was compared: a smaller one may be better."
+    return " It is the largest batch that was compared: a larger one may be better." if batch > max(others) else ""
+
+
+MUCH_FASTER = 1.1
+"""A batch that is faster than all that were compared by less than this factor is not worth a longer study for its speed."""
+
+
+def beyond_reach(config: StudyConfig, study: Study) -> str:
+    """Return which batches would train much faster than all that were compared, but are too large for so short a run; nothing
+    where none would, and where speed does not count."""
+    frontier = found(study, FrontierFindings)
+    if frontier is None or config.objective == "samples":
+        return ""
+    short = {one.effective_batch_size: one for one in out_of_reach(config, frontier.rates)}
+    reached = [rate for size, rate in frontier.rates.items() if size * config.world_size not in short]
+    fastest = MUCH_FASTER * max(reached, default=0.0)
+    worth = [
+        short[size * config.world_size]
+        for size, rate in frontier.rates.items()
+        if size * config.world_size in short and rate > fastest
+    ]
+    return f" The study's runs are too short for {in_words(worth)}." if worth else ""
+
+
+def is_on_edge(study: Study, winner: Trial) -> bool:
+    findings = found(study, LearningRateFindings)
+    return findings is not None and findings.on_edge and winner.stage == findings.STAGE
