@@ -100,7 +100,8 @@ def as_a_user_without_a_name(first: str, **variables: str) -> subprocess.Complet
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
     code = (
-        f"import os; from batchscout.orchestrator.environment import *; os.setuid({NOBODYS}); found = observed_environment(); "
+        "import os; from batchscout.trainers.device import cgroup; from batchscout.orchestrator.environment import *; "  # as it may read no file of ours
+        f"os.setuid({NOBODYS}); found = observed_environment(); "
         "refuse([*obstacles(found), *obstacles_here(found, 1, on_gpu=False)])"
     )
     command = shlex.join([sys.executable, "-c", code])
