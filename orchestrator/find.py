@@ -22,6 +22,7 @@ from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.storage.place import on_this_machine, run_place_of
 from batchscout.trainers.files import make_private_directory, quoted
 from batchscout.trainers.sources import objects
+from batchscout.trainers.user_code import OBJECTS
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ class Subject:
             return {"from": {"script": command.script, "args": command.args}}
         for library in ("lightning", "transformers"):
             if getattr(self, library) is not None:
-                return {"from": {library: f"{objects.HERE}:make", "kwargs": kwargs}}
+                return {"from": {library: f"{OBJECTS}:make", "kwargs": kwargs}}
         named = {} if callable(self.loss) or self.loss is None else {"loss": self.loss}
         return {
-            "model": {"target": f"{objects.HERE}:model", "kwargs": kwargs},
-            "data": {"target": f"{objects.HERE}:data", "kwargs": kwargs},
+            "model": {"target": f"{OBJECTS}:model", "kwargs": kwargs},
+            "data": {"target": f"{OBJECTS}:data", "kwargs": kwargs},
             **named,
         }
 

@@ -202,7 +202,7 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
             return _stopped(130, STOPPED, config, run_dir, journal)
         ending = _finish(config, run_dir, journal)
         for tracker in trackers:
-            tracker.tell_study(found_by(journal.study, run_dir, ending.message))
+            tracker.tell_study(found_by(journal.study, run_dir, ending.text))
         return ending
 
 
@@ -499,7 +499,7 @@ def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, journ
             trainer = _finish(config, run_dir, journal).trainer
     except StorageLost as error:
         why += f"; {error}"
-    return Ending(exit_code, f"{why} ({_count(journal.study)})", trainer)
+    return Ending(exit_code, f"{why} ({_count(journal.study)})", trainer=trainer)
 
 
 def _count(study: Study) -> str:

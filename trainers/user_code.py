@@ -43,6 +43,8 @@ def code_of(import_paths: Iterable[str | None]) -> dict[str, str]:
 
 SCRIPT = "batchscout.trainers.sources.watch.script:made"
 """The target of a study of a script, which is its argument `script`."""
+OBJECTS = "batchscout.trainers.sources.objects"
+"""The module from which a study takes objects that were handed over in Python, and have no import path."""
 
 
 def import_path_of(target: str, kwargs: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.known import baseline_run, known_of
+from batchscout.orchestrator.output.known import baseline_run, known_of, without_setting
+from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages.context import disturbance_in
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
 from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
@@ -12,7 +13,7 @@ from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to
 from batchscout.orchestrator.stages.input_bound import input_bound
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
-from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
+from batchscout.orchestrator.stages.too_short import TooShort, in_words, out_of_reach
 from batchscout.orchestrator.stages.train import LearningRateFindings, trained
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
@@ -28,21 +29,42 @@ FEW_PASSES = 4
 _OF_THE_COMPARISON = (NoticeKind.KEPT_TRIALS, NoticeKind.UNSTEADY_DATA)
 
 
+def caveats_of(config: StudyConfig, study: Study, winner: Trial, nearest: Trial, trial: TrialConfig) -> tuple[str, ...]:
+    """Return all that speaks against a recommendation or limits it, what matters most first. Never empty: the last says what was measured.
+
+    winner: the study's choice; nearest: the run of the study that is most like `trial`, which is recommended.
+    """
+    short = worth_a_longer_run(config, study)
+    edge = at_an_end(config, study, winner)
+    limits = [
+        f"the study's runs are too short for {in_words(short)}" if short else "",
+        f"it is the {edge}" if edge else "",
+        RATE_ON_EDGE if is_on_edge(study, without_setting(study, winner)) else "",
+    ]
+    measured = f"measured with {scope_of(config, study, winner)}"
+    if asks_for_the_length(config, study, winner):
+        measured += "; for a longer run, give real_run.samples"
+    evidence, run = _of_the_evidence(config, study, nearest), _of_the_run(config, study, nearest, trial)
+    return tuple(filter(None, [*evidence, *limits, *run, measured]))
+
+
 def warnings_of(config: StudyConfig, study: Study, nearest: Trial, trial: TrialConfig) -> list[str]:
     """Return what speaks against the recommendation: speeds that say little, a run that learns its samples by heart, or
     meets few of them often."""
+    return [*_of_the_evidence(config, study, nearest), *_of_the_run(config, study, nearest, trial)]
+
+
+def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[str]:
     warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
     if died := lane_deaths_text(study):
         warnings.append(died)
+    if carried := _not_carried(config, study, nearest):
+        warnings.append(carried)
     if busy := _busy_stages(study):
         warnings.append(
             f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "
             "took part and for how long each trained; repeat the study when it is quiet, or with more rounds"
         )
-    if carried := _not_carried(config, study, nearest):
-        warnings.append(carried)
-    if slow := _slower_than_the_baseline(config, study, nearest):
-        warnings.append(slow)
     findings = trained(study)
     if findings and findings.off_speed:
         off = ", ".join(f"effective batch {batch} at {share:.2f} x" for batch, share in findings.off_speed.items())
@@ -50,6 +72,13 @@ def warnings_of(config: StudyConfig, study: Study, nearest: Trial, trial: TrialC
             f"not every batch trained at the speed that it was timed at ({off}): its loss is that of more or less time than "
             "was planned; the probability counts with what it would have been"
         )
+    return warnings
+
+
+def _of_the_run(config: StudyConfig, study: Study, nearest: Trial, trial: TrialConfig) -> list[str]:
+    warnings = list[str]()
+    if slow := _slower_than_the_baseline(config, study, nearest):
+        warnings.append(slow)
     warnings += [str(straggler) for straggler in stragglers(study.trials.values()).values()]
     if waits := input_bound([nearest]):
         warnings.append(f"the recommended run is {waits}")
@@ -137,31 +166,40 @@ def at_an_end(config: StudyConfig, study: Study, winner: Trial) -> str:
     if known.p_best[batch] < 0.5:
         return ""
     if config.world_size < batch < min(others):
-        return " It is the smallest batch that was compared: a smaller one may be better."
-    return " It is the largest batch that was compared: a larger one may be better." if batch > max(others) else ""
+        return "smallest batch that was compared: a smaller one may be better"
+    return "largest batch that was compared: a larger one may be better" if batch > max(others) else ""
 
 
 MUCH_FASTER = 1.1
 """A batch that is faster than all that were compared by less than this factor is not worth a longer study for its speed."""
 
 
-def beyond_reach(config: StudyConfig, study: Study) -> str:
-    """Return which batches would train much faster than all that were compared, but are too large for so short a run; nothing
-    where none would, and where speed does not count."""
+def worth_a_longer_run(config: StudyConfig, study: Study) -> list[TooShort]:
+    """Return the batches that would train much faster than all that were compared, but are too large for so short a run; none
+    where speed does not count."""
     frontier = found(study, FrontierFindings)
     if frontier is None or config.objective == "samples":
-        return ""
+        return []
     short = {one.effective_batch_size: one for one in out_of_reach(config, frontier.rates)}
     reached = [rate for size, rate in frontier.rates.items() if size * config.world_size not in short]
     fastest = MUCH_FASTER * max(reached, default=0.0)
-    worth = [
+    return [
         short[size * config.world_size]
         for size, rate in frontier.rates.items()
         if size * config.world_size in short and rate > fastest
     ]
-    return f" The study's runs are too short for {in_words(worth)}." if worth else ""
+
+
+RATE_ON_EDGE = "the learning rate is the last one tried on its side: a further one may be better"
 
 
 def is_on_edge(study: Study, winner: Trial) -> bool:
     findings = found(study, LearningRateFindings)
     return findings is not None and findings.on_edge and winner.stage == findings.STAGE
+
+
+def asks_for_the_length(config: StudyConfig, study: Study, winner: Trial) -> bool:
+    """True if the answer could be carried to the length of the user's run, and nobody has said how long that is."""
+    known = known_of(config, study, winner)
+    measured = known is not None and known.regret_time is not None
+    return measured and config.real_run is None and config.objective != "target"

@@ -79,7 +79,8 @@ class LoadedStudy:
         return picture_of(all_figures(self.config, self.replayed, curves), name)
 
     def __str__(self) -> str:
-        return self.verdict
+        answer = self.recommendation.answer if self.recommendation else None
+        return answer.text(quoted(self.run_dir)) if answer else self.verdict
 
     def __repr__(self) -> str:
         return f"<study {self.name} in {quoted(self.run_dir)}: {counted(len(self.replayed.trials), 'trial')}>"

@@ -12,15 +12,11 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
+from batchscout.orchestrator.output.answer import Answer, answer_of
+from batchscout.orchestrator.output.deciding import to_decide
 from batchscout.orchestrator.output.known import kept_setting, known_of, undecided_between
-from batchscout.orchestrator.output.verdict import (
-    Scope,
-    Verdict,
-    micro_batch_tokens,
-    scope_of,
-    verdict,
-    would_decide,
-)
+from batchscout.orchestrator.output.scope import Scope, scope_of
+from batchscout.orchestrator.output.verdict import micro_batch_tokens, verdict
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import found
@@ -169,11 +165,11 @@ class Recommendation:
     seed: int
     verdict: str
     """For people: the configuration, and what it saves against the user's own setting."""
-    verdict_parts: Verdict | None = None
-    """The same in its parts. None, and not in the file, in studies of earlier versions."""
+    answer: Answer | None = None
+    """The same in five lines. None, and not in the file, in files of earlier versions."""
     decided: bool | None = None
-    """True if another setting than the user's own is recommended that wastes less than `useful_gain` on average, and where nothing was
-    compared. False where the user's own stays, and where the best is left open. None in files of earlier versions."""
+    """True if another setting than the user's own is recommended that wastes less than `useful_gain` on average. False where the user's
+    own stays, where the best is left open, and where too little was compared. None in files of earlier versions."""
     time: TimeGain | None = None
     """The share of the training time of the user's own setting in which this one comes to the same loss, with its 90 % interval. None,
     and not in the file, where it is that one or that one did not complete, and in studies of earlier versions."""
@@ -201,10 +197,6 @@ class Recommendation:
     alternatives: tuple[Alternative, ...]
     """The best first."""
     ruled_out: tuple[RuledOut, ...]
-
-    def paragraphs(self) -> tuple[str, ...]:
-        """Return the verdict for people, what to train with first."""
-        return self.verdict_parts.paragraphs() if self.verdict_parts else (self.verdict,)
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the tree that recommendation.json holds."""
@@ -241,7 +233,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         return None
     trial, known = as_recommended(config, study, winner), known_of(config, study, winner)
     nearest = nearest_run(study, winner, trial)
-    parts = verdict(config, study, winner, trial)
+    answer, deciding = answer_of(config, study, winner, trial), to_decide(config, study, winner)
     return Recommendation(
         micro_batch_size=trial.micro_batch_size,
         micro_batch_tokens=micro_batch_tokens(study, trial),
@@ -266,15 +258,15 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         ramp=trial.ramp or None,
         model_changes=_model_changes(study, winner),
         seed=trial.seed,
-        verdict=str(parts),
-        verdict_parts=parts,
-        decided=known is None or known.is_decided,
+        verdict=verdict(config, study, winner, trial),
+        answer=answer,
+        decided=answer.is_decided,
         time=known.time if known else None,
         regret_time=known.regret_time if known else None,
         p_best=known.p_best[trial.effective_batch_size] if known and len(known.p_best) > 1 else None,
         scope=scope_of(config, study, winner),
         undecided_between=undecided_between(config, known),
-        would_decide=would_decide(config, study, winner),
+        would_decide=deciding.words if deciding else None,
         real_run=found(study, HorizonsFindings),
         script=_script(config),
         own_run=study.facts.own_run,

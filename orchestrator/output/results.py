@@ -8,6 +8,7 @@ from pathlib import Path
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.decisions.further import kept_by_the_budget
 from batchscout.orchestrator.decisions.retries import trials_that_count
+from batchscout.orchestrator.output.answer import Answer
 from batchscout.orchestrator.output.exports import first_trainer
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
 from batchscout.orchestrator.stages import stage_of
@@ -23,8 +24,15 @@ class Ending:
 
     exit_code: int
     message: str
+    """What there is to say beside the answer."""
+    answer: Answer | None = None
     trainer: str | None = None
     """What the recommendation is most likely to be pasted into, as `export` names it; None where there is none."""
+
+    @property
+    def text(self) -> str:
+        """All of it, where nobody can ask for a part."""
+        return "\n".join(filter(None, [self.answer.text() if self.answer else "", self.message]))
 
 
 def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
@@ -36,17 +44,15 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
         return Ending(
             2 if failed.bad_input else 1,
             f"{failed.stage}: {failed.reason}\n{remedy or _without_a_failure(config, failed, study)}",
-            first_trainer(config, study.facts.own_run) if recommendation else None,
+            trainer=first_trainer(config, study.facts.own_run) if recommendation else None,
         )
     done = "\n".join(f"{conclusion.stage}: {conclusion.reason}" for conclusion in study.conclusions.values())
-    result = "\n".join(recommendation.paragraphs()) if recommendation else done or "the study has no result yet"
-    if kept_by_the_budget(config, study):
-        result += f"\n{_OUT_OF_BUDGET}"
-    trainer = first_trainer(config, study.facts.own_run) if recommendation else None
-    if remedy:
-        return Ending(1, f"{result}\n{remedy}", trainer)
+    found = "" if recommendation else done or "the study has no result yet"
+    said = "\n".join(filter(None, [found, _OUT_OF_BUDGET if kept_by_the_budget(config, study) else "", remedy]))
     wants_one = any(stage_of(stage).trains_candidates for stage in config.stages)
-    return Ending(1 if wants_one and recommendation is None else 0, result, trainer)
+    exit_code = 1 if remedy or (wants_one and recommendation is None) else 0
+    trainer = first_trainer(config, study.facts.own_run) if recommendation else None
+    return Ending(exit_code, said, recommendation.answer if recommendation else None, trainer)
 
 
 def _remedy(run_dir: Path, study: Study) -> str:

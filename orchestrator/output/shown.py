@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Column, Table
 from rich.text import Text
 
 from batchscout.orchestrator.signals import leave_dead_terminal
 from batchscout.orchestrator.terminal import printable
+
+if TYPE_CHECKING:
+    from batchscout.orchestrator.output.answer import Answer
 
 WIDTH_OF_A_LOG = 160
 """Of tables, where no terminal says how wide it is."""
@@ -31,3 +36,12 @@ class Terminal(Console):
 
 def shown(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
+
+
+def print_answer(console: Console, answer: Answer, run_dir: str) -> None:
+    """Print the five lines; on a terminal each is broken beside its label. run_dir: as its user types it."""
+    style = "green" if answer.is_decided else "yellow"
+    table = Table.grid(Column(no_wrap=True, style="bold"), Column(overflow="fold"), padding=(0, 2))
+    for label, text in answer.lines(run_dir).items():
+        table.add_row(label, shown(text, style=style if label == "Verdict" else ""))
+    console.print(table if console.is_terminal else shown(answer.text(run_dir)))

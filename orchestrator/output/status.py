@@ -12,10 +12,11 @@ from pydantic import JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Equivalence, StageKeys
+from batchscout.orchestrator.output.answer import RUN_DIR
 from batchscout.orchestrator.output.caveats import lane_deaths_text
 from batchscout.orchestrator.output.progress import best_so_far, trial_metrics
 from batchscout.orchestrator.output.recommendation import recommend
-from batchscout.orchestrator.output.shown import Terminal, shown
+from batchscout.orchestrator.output.shown import Terminal, print_answer, shown
 from batchscout.orchestrator.output.time_split import time_split
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
@@ -102,19 +103,18 @@ def _trial_values(trial: Trial) -> dict[str, JsonValue]:
     return vars(status) | {"config": config}
 
 
-def print_status(config: StudyConfig, study: Study, *, is_driven: bool) -> None:
-    """Print, for people, the verdict if there is one, then every stage with its trials.
+def print_status(config: StudyConfig, study: Study, run_dir: str = RUN_DIR, *, is_driven: bool) -> None:
+    """Print, for people, the answer if there is one, then every stage with its trials.
 
-    is_driven: True if a process runs the study now.
+    run_dir: as its user types it. is_driven: True if a process runs the study now.
     """
     console = Terminal()
     recommendation = recommend(config, study)
     console.print(shown(config.name, style="bold"))
     if not is_driven and not study.is_over(stage.type for stage in config.stages):
         console.print(shown("no process runs this study now: batchscout run goes on with it"))
-    if recommendation:
-        for paragraph in recommendation.paragraphs():
-            console.print(shown(paragraph, style="green"))
+    if recommendation and recommendation.answer:
+        print_answer(console, recommendation.answer, run_dir)
     if is_driven and study.lanes_text:
         console.print(shown(study.lanes_text))
     for line in notice_lines(study):

@@ -4,163 +4,81 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
-from batchscout.orchestrator.config.stages import Train
-from batchscout.orchestrator.output.caveats import at_an_end, beyond_reach, is_on_edge, warnings_of
+from batchscout.orchestrator.output.caveats import (
+    RATE_ON_EDGE,
+    asks_for_the_length,
+    at_an_end,
+    is_on_edge,
+    warnings_of,
+    worth_a_longer_run,
+)
+from batchscout.orchestrator.output.deciding import to_decide
 from batchscout.orchestrator.output.known import (
     Known,
     baseline_run,
-    compared_of,
     kept_setting,
     known_of,
     undecided_between,
     without_setting,
 )
 from batchscout.orchestrator.output.published import published_pick
+from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages.branch import BranchFindings
 from batchscout.orchestrator.stages.cost import pays_from
-from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to, nearest_run
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.stages.too_short import in_words
 from batchscout.orchestrator.stages.train import TimeGain, TrainFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import number_text, training_time_text
 from batchscout.trainers.config import TrialConfig
 
 
-@dataclass(frozen=True)
-class Scope:
-    """What a recommendation was measured on: it holds there, and is a guess elsewhere."""
-
-    seeds: int
-    validation_samples: int
-    sample_budget: int
-    """The samples that the recommended run was trained on."""
-    effective_batch_sizes: tuple[int, ...]
-    """The effective batches of which full runs completed."""
-    largest_accumulation: int
-    """The most accumulation steps of any full run."""
-
-    def __str__(self) -> str:
-        batches = self.effective_batch_sizes
-        tried = (
-            f"effective batch {batches[0]}" if len(batches) == 1 else f"effective batches {batches[0]} to {batches[-1]}"
-        )
-        accumulated = (
-            "no accumulation" if self.largest_accumulation == 1 else f"accumulation up to {self.largest_accumulation}"
-        )
-        return (
-            f"{'one seed' if self.seeds == 1 else f'{self.seeds} seeds'}, {number_text(self.validation_samples)} validation "
-            f"samples, a run of {number_text(self.sample_budget)} samples, {tried}, {accumulated}"
-        )
+def verdict(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig) -> str:
+    """Return the sentence on top. trial: the run that is recommended, which is the winner's or, carried to its length, the real run's."""
+    warnings = warnings_of(config, study, nearest_run(study, winner, trial), trial)
+    against = "".join(f" Warning: {warning}." for warning in warnings)
+    why = _why_with_what_is_open(config, study, winner)
+    return f"Train with {settings_text(study, winner, trial)}: {why}{against} {_holds_for(config, study, winner)}"
 
 
-def scope_of(config: StudyConfig, study: Study, winner: Trial) -> Scope:
-    full = [t for t in study.trials.values() if t.is_full_run and t.state is TrialState.COMPLETE]
-    there_are = study.facts.num_val_samples
-    return Scope(
-        len(config.seeds),
-        min(config.evaluation_samples, there_are) if there_are else config.evaluation_samples,
-        winner.config.sample_budget,
-        tuple(sorted({t.config.effective_batch_size for t in full})),
-        max(max(t.config.accumulations) for t in full),
-    )
-
-
-def would_decide(config: StudyConfig, study: Study, winner: Trial) -> str | None:
-    """Return what would decide a study that could not; None where it did, and where nothing is known of it."""
-    known, compared = known_of(config, study, winner), compared_of(study, winner)
-    if known is None or known.regret_time is None or not known.is_open(config.useful_gain):
-        return None
-    if carried_to(study, winner):
-        return "a study of longer runs (sample_budget), of which the real run is no more than a few times as long"
-    assert compared, "it is known of those"
-    findings = compared.findings
-    num_runs = sum(one.num_runs for one in findings.batches)
-    train = config.keys_of(Train)
-    if train is not None and len({trial.candidate for trial in study.of_stage("train")}) < train.max_runs:
-        return "no further run of this length is worth its time: more seeds, or a longer run (sample_budget), would tell more"
-    runs = runs_to_decide(known.regret_time, config.useful_gain, num_runs)
-    keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
-    if runs is None:
-        return f"more than {MOST_RUNS_FORETOLD} further runs (raise {keys}), or more seeds"
-    runs *= len(config.seeds)
-    seconds = findings.seconds or winner.metric("train_seconds") or 0.0
-    hours = runs * seconds * config.world_size / 3600
-    each = f"of {training_time_text(seconds)}" if runs == 1 else f"of {training_time_text(seconds)} each"
-    return f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours: raise {keys}"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The sentences on top, by what they are for."""
-
-    answer: str
-    """What to train with."""
-    why: str
-    """What that saves against the user's own setting, how sure it is, and what would decide it."""
-    warnings: tuple[str, ...]
-    """What speaks against it."""
-    holds_for: str
-    """What it was measured on, and what others would pick."""
-
-    def __str__(self) -> str:
-        warnings = "".join(f" Warning: {warning}." for warning in self.warnings)
-        return f"{self.answer}: {self.why}{warnings} {self.holds_for}"
-
-    def paragraphs(self) -> tuple[str, ...]:
-        """Return the same for people, a paragraph for each part."""
-        warnings = [f"Warning: {warning}." for warning in self.warnings]
-        return (f"{self.answer}.", self.why[0].upper() + self.why[1:], *warnings, self.holds_for)
-
-
-def verdict(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig) -> Verdict:
-    """trial: the run that is recommended, which is the winner's or, carried to its length, the real run's."""
-    return Verdict(
-        _answer(study, winner, trial),
-        _why_with_what_is_open(config, study, winner),
-        tuple(warnings_of(config, study, nearest_run(study, winner, trial), trial)),
-        _holds_for(config, study, winner),
-    )
-
-
-def _answer(study: Study, winner: Trial, trial: TrialConfig) -> str:
+def settings_text(study: Study, winner: Trial, trial: TrialConfig) -> str:
+    """Return what to train with."""
     in_tokens = _in_tokens(winner) if trial.split == winner.config.split else ""
     return (
-        f"Train with {_micro_batch(study, trial)}, {_times(trial)}"
+        f"{_micro_batch(study, trial)}, {_times(trial)}"
         f"(effective batch {trial.effective_batch_size}{in_tokens}), activation checkpointing {mode_of(trial).in_words()} "
         f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{_with_setting(study, winner, trial)}"
     )
 
 
 def _why_with_what_is_open(config: StudyConfig, study: Study, winner: Trial) -> str:
-    on_edge = is_on_edge(study, without_setting(study, winner))
-    edge = " The learning rate is the last one tried on its side: a further one may be better." if on_edge else ""
-    deciding = would_decide(config, study, winner)
-    more = f" To decide it: {deciding}." if deciding else ""
-    beyond = beyond_reach(config, study)
-    return f"{_why(config, study, winner)}.{edge}{at_an_end(config, study, winner)}{more}{beyond}"
-
-
-LONGER = " For a longer run, give real_run.samples."
+    said = [_why(config, study, winner)]
+    if is_on_edge(study, without_setting(study, winner)):
+        said.append(RATE_ON_EDGE[0].upper() + RATE_ON_EDGE[1:])
+    if end := at_an_end(config, study, winner):
+        said.append(f"It is the {end}")
+    if deciding := to_decide(config, study, winner):
+        said.append(f"To decide it: {deciding.words}")
+    if short := worth_a_longer_run(config, study):
+        said.append(f"The study's runs are too short for {in_words(short)}")
+    return f"{'. '.join(said)}."
 
 
 def _holds_for(config: StudyConfig, study: Study, winner: Trial) -> str:
-    known = known_of(config, study, winner)
-    asks = (
-        known is not None and known.regret_time is not None and config.real_run is None and config.objective != "target"
-    )
-    longer = LONGER if asks else ""
+    longer = " For a longer run, give real_run.samples." if asks_for_the_length(config, study, winner) else ""
     published = published_pick(study.facts, winner, config.real_run.samples if config.real_run else None)
     beside = f" For comparison, {published}." if published else ""
-    return f"Measured with {scope_of(config, study, winner)}.{_pays_from(config, study, known)}{longer}{_of_the_host(study)}{beside}"
+    pays = _pays_from(config, study, known_of(config, study, winner))
+    return f"Measured with {scope_of(config, study, winner)}.{pays}{longer}{_of_the_host(study)}{beside}"
 
 
 def _pays_from(config: StudyConfig, study: Study, known: Known | None) -> str:
@@ -268,7 +186,7 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     if known.keeps_own:
         saved = f"your own setting stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}; it ends at"
     elif known.time and baseline:
-        saved = f"{_time_text(config, known.time, real.effective_batch_size, baseline)}; it ends at"
+        saved = f"it comes to {_share_text(config, known.time)}{_parts_text(known.time, real.effective_batch_size, baseline)}; it ends at"
     else:
         saved = "it ends at"
     ours = _standing(study, winner, None)
@@ -297,17 +215,38 @@ def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known)
             f"{_ending(ours, target)}{_sure(config, known)}"
         )
     batch = winner.config.effective_batch_size
-    saved = f"; {_time_text(config, known.time, batch, baseline)}" if known.time else ""
+    saved = (
+        f"; it comes to {_share_text(config, known.time)}{_parts_text(known.time, batch, baseline)}"
+        if known.time
+        else ""
+    )
     return f"{_against(ours, theirs, target)}{_cost(config, ours, theirs)}{saved}{_sure(config, known)}"
 
 
-def _time_text(config: StudyConfig, time: TimeGain, batch: int, own: Trial) -> str:
-    interval = f"{time.low:.0%} to {time.high:.0%} with probability 0.9"
-    total = f"it comes to the same loss in {time.share:.0%} of {_the_cost(config)} ({interval})"
+def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return what the recommended setting saves, in a line."""
+    known, baseline, real = known_of(config, study, winner), baseline_run(study), carried_to(study, winner)
+    if known and known.keeps_own:
+        return "nothing: it is your own setting"
+    if known and known.time and baseline:
+        batch = real.effective_batch_size if real else winner.config.effective_batch_size
+        length = f" of a run of {number_text(real.samples)} samples" if real else ""
+        return f"{_share_text(config, known.time)}{length}{_parts_text(known.time, batch, baseline)}"
+    if baseline is None and known:
+        ended = _how_the_baseline_ended(study)
+        return f"not known: it {_ending(_standing(study, winner, config.target_loss), config.target_loss)}{ended}"
+    return _why(config, study, winner)
+
+
+def _share_text(config: StudyConfig, time: TimeGain) -> str:
+    return f"the same loss in {time.share:.0%} of {_the_cost(config)} ({time.low:.0%} to {time.high:.0%} with probability 0.9)"
+
+
+def _parts_text(time: TimeGain, batch: int, own: Trial) -> str:
     if batch == own.config.effective_batch_size:
-        return f"{total}, by the learning rate alone"
+        return ", by the learning rate alone"
     by_speed = "" if time.by_speed is None else f" x {time.by_speed:.0%} by its speed"
-    return f"{total} = {time.by_rate:.0%} by the learning rate x {time.by_batch:.0%} by the batch{by_speed}"
+    return f" = {time.by_rate:.0%} by the learning rate x {time.by_batch:.0%} by the batch{by_speed}"
 
 
 def _the_cost(config: StudyConfig) -> str:
@@ -408,14 +347,24 @@ def _sure(config: StudyConfig, known: Known) -> str:
     """Return how far the setting may lie from the best one, and what is left open; nothing in a study that does not know it."""
     if known.regret_time is None:
         return ""
+    told = f"; choosing {wasted_text(config, known)}, against the best of all"
+    return f"{told}; undetermined {open_text(config, known)}" if known.is_open(config.useful_gain) else told
+
+
+def wasted_text(config: StudyConfig, known: Known) -> str:
+    """Return what the setting wastes; nothing in a study that does not know it."""
+    if known.regret_time is None:
+        return ""
     wasted = f"{known.regret_time:.1%}" if known.regret_time < 0.1 else f"{known.regret_time:.0%}"
-    told = f"; choosing it wastes {wasted} of {_the_cost(config)} on average, against the best of all"
-    if not known.is_open(config.useful_gain):
-        return told
+    return f"it wastes {wasted} of {_the_cost(config)} on average"
+
+
+def open_text(config: StudyConfig, known: Known) -> str:
+    """Return between what the study could not decide."""
     between, (mine, *_) = undecided_between(config, known), known.p_best
     if not between:
-        return f"{told}; undetermined at which learning rate ({known.rates[0]:.2g} to {known.rates[1]:.2g})"
-    return f"{told}; undetermined between effective batches {_listed(between)} (this one with probability {known.p_best[mine]:.2f})"
+        return f"at which learning rate ({known.rates[0]:.2g} to {known.rates[1]:.2g})"
+    return f"between effective batches {_listed(between)} (this one with probability {known.p_best[mine]:.2f})"
 
 
 MOST_GROWTH = 1.1

@@ -50,7 +50,7 @@ def _show_status(place: RunPlace) -> bool:
 
     with copy_to_read(place) as run_dir:
         config, study = _open(run_dir)
-    print_status(config, study, is_driven=_is_driven(place))
+    print_status(config, study, quoted(str(place)), is_driven=_is_driven(place))
     return study.is_over(stage.type for stage in config.stages)
 
 

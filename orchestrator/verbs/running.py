@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_of(arguments, told.append)
     with importing_ray(), interrupts_afterwards():  # the libraries' own code, half imported
         from batchscout.orchestrator.execution.code_shipping import import_from_here
+        from batchscout.orchestrator.output.shown import Terminal, print_answer
         from batchscout.orchestrator.output.tracking import how_to_look
         from batchscout.orchestrator.run import run_study
 
@@ -69,14 +70,18 @@ def run(arguments: argparse.Namespace) -> int:
     )
     leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
-    print(f"\n{wrapped(printable(ending.message), stream)}", file=stream)
+    typed = quoted(str(arguments.dir or Path("runs") / config.name))
+    print(file=stream)
+    if ending.answer is not None:
+        print_answer(Terminal(), ending.answer, typed)
+    if ending.message:
+        print(wrapped(printable(ending.message), stream), file=stream)
     if ending.exit_code in (0, 1):
         if is_there(place, "report.html"):
             print(f"\n  report:         {beside(place, 'report.html')}", file=stream)
         if is_there(place, "recommendation.json"):
-            typed = quoted(str(arguments.dir or Path("runs") / config.name))
             print(f"  recommendation: {beside(place, 'recommendation.json')}", file=stream)
-            if ending.trainer is not None:
+            if ending.trainer is not None and not (ending.answer and ending.answer.next.startswith("batchscout export")):
                 print(f"  paste it:       batchscout export {typed} --to {ending.trainer}", file=stream)
         if isinstance(place, Path):
             for what, command in how_to_look(config.tracking, place).items():

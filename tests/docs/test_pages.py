@@ -170,8 +170,11 @@ def test_the_recorded_quickstart_is_of_the_study_as_it_is() -> None:
     printed = (ROOT / RECORDED / PRINTED).read_text()
     recommendation = Recommendation.from_json((ROOT / RECORDED / "recommendation.json").read_text())
     assert recommendation.complete
-    verdict = "\n".join(recommendation.paragraphs())
-    assert f"\n{verdict}\n\n  report:         runs/quickstart/report.html\n" in printed
+    assert recommendation.answer is not None
+    assert (
+        f"\n{recommendation.answer.text('runs/quickstart')}\n\n  report:         runs/quickstart/report.html\n"
+        in printed
+    )
     stages = [stage["type"] for stage in yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())["stages"]]
     assert re.findall(r"^done (\w+): ", printed, re.MULTILINE) == stages
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
-from batchscout.orchestrator.output.verdict import Scope
+from batchscout.orchestrator.output.scope import Scope
 from batchscout.orchestrator.stages.chosen import RankBatch
 from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.forms import Rate
@@ -439,23 +439,80 @@ def test_a_run_that_waited_for_data_is_told_with_the_remedy(waited: dict[str, fl
         assert f" Warning: the recommended run is input-bound: 34% of each step waits for data; {remedy}." in found
 
 
-def test_people_read_a_paragraph_for_each_part_and_programs_find_each_warning() -> None:
-    waited = {"data_wait": 0.34}
-    found = of_a_curve(((256, 3.0, 2.9), (1024, 3.4, 2.0)), waited=waited)
-    answer, why, *warnings, holds_for = found.paragraphs()
-    assert answer.startswith("Train with micro-batch 8, no accumulation (effective batch 8), activation checkpointing ")
-    assert answer.endswith(" and learning rate 0.0006.")
-    assert why.startswith("No batch that was tried is better than yours.")
-    assert [warning.split(" ", 3)[:3] for warning in warnings] == [
-        ["Warning:", "the", "recommended"],
-        ["Warning:", "it", "overfits:"],
-    ]
-    assert holds_for.startswith("Measured with one seed")
-    assert found.verdict_parts is not None
-    assert [f"Warning: {one}." for one in found.verdict_parts.warnings] == warnings
-    assert found.verdict == f"{answer[:-1]}: {why[0].lower()}{why[1:]} {' '.join(warnings)} {holds_for}"
-    of_an_earlier_study = replace(found, verdict_parts=None)
-    assert of_an_earlier_study.paragraphs() == (found.verdict,)
+# The five lines
+
+
+def five_lines(found: Recommendation, run_dir: str = "runs/mine") -> dict[str, str]:
+    assert found.answer is not None
+    lines = found.answer.lines(run_dir)
+    assert list(lines) == ["Train with", "Verdict", "Gain", "Caveat", "Next"]
+    return lines
+
+
+CLOSE = batch_findings(8, 3.5, 0.6), batch_findings(32, 3.51, 0.4)
+FASTER = replace(
+    FRONTIER,
+    measured=tuple(
+        replace(FRONTIER.chosen, micro_batch_size=m, samples_per_second=r) for m, r in ((8, 400.0), (4096, 900.0))
+    ),
+)
+
+
+def test_a_decided_answer_says_what_it_gains_from_what_and_is_to_be_pasted() -> None:
+    lines = five_lines(recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)))
+    assert lines == {
+        "Train with": "micro-batch 32, no accumulation (effective batch 32), activation checkpointing none and learning rate 0.0006",
+        "Verdict": "decided: nothing else that was compared is likely to save 3%; it wastes 1.2% of the training time on average",
+        "Gain": SAVED.removeprefix("it comes to "),
+        "Caveat": LARGEST[0].lower() + LARGEST[1:-1] + " (and 1 more in the report)",
+        "Next": "batchscout export runs/mine",
+    }
+
+
+def test_the_users_own_setting_that_stays_is_nothing_to_change() -> None:
+    lines = five_lines(recommended(*CLOSE, winner=8))
+    assert lines["Verdict"].startswith("keep yours: ")
+    assert (lines["Gain"], lines["Next"]) == ("nothing: it is your own setting", "nothing to change")
+
+
+def test_an_open_answer_says_between_what_and_which_command_goes_on() -> None:
+    """Of 4 runs that waste 8 %, about 7 more of a minute each would decide at a useful gain of 3 %: 0.12 device-hours."""
+    open_ = recommended(*CLOSE, winner=8, found={"regret_time": 0.08}, budget={"device_hours": 1})
+    lines = five_lines(open_, "'my runs/a'")
+    assert lines["Verdict"].startswith(
+        "undetermined: between effective batches 8 and 32 (this one with probability 0.60)"
+    )
+    assert "it wastes 8.0%" in lines["Verdict"]
+    where = "'my runs/a'/study.yaml --dir 'my runs/a'"
+    assert lines["Next"] == f"batchscout run {where} --set stages.train.max_runs=9 --set budget.device_hours=1.12"
+    assert open_.answer is not None
+    assert open_.answer.next.count("RUN_DIR") == 2, "a recommendation does not know where its study lies"
+
+
+def test_an_open_answer_of_runs_that_are_too_short_for_a_faster_batch_says_the_length_that_would_compare_it() -> None:
+    keys: dict[str, Any] = {"earlier": (FASTER,), "batch": {"micro_batch_size": 8}}
+    lines = five_lines(recommended(*CLOSE, winner=8, found={"regret_time": 0.08}, **keys))
+    assert lines["Verdict"].startswith("too short to tell: effective batch 4096: a full run has 18 optimizer steps")
+    budget = lines["Verdict"].split("sample_budget: ")[1].split()[0]
+    assert lines["Next"] == f"batchscout run runs/mine/study.yaml --dir runs/mine-longer --set sample_budget={budget}"
+    decided = five_lines(recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98), **keys))
+    assert decided["Verdict"].startswith("decided: ")
+    assert decided["Caveat"].startswith("the study's runs are too short for effective batch 4096: ")
+
+
+def test_what_was_compared_with_nothing_is_not_called_decided() -> None:
+    alone = recommended(winner=8, runs=(SMALL,), found=EARLIER)
+    assert alone.decided is False
+    assert five_lines(alone)["Verdict"] == "undetermined: how sure that is was not estimated"
+
+
+def test_all_that_limits_an_answer_is_told_what_matters_most_first_and_what_was_measured_last() -> None:
+    found = of_a_curve(((256, 3.0, 2.9), (1024, 3.4, 2.0)), waited={"data_wait": 0.34})
+    assert found.answer is not None
+    assert [caveat.split(" ", 2)[:2] for caveat in found.answer.caveats] == [
+        ["the", "recommended"], ["it", "overfits:"], ["measured", "with"],
+    ]  # fmt: skip
+    assert five_lines(found)["Caveat"].endswith(" (and 2 more in the report)")
 
 
 def of_a_curve(

@@ -16,8 +16,6 @@ from batchscout.trainers.files import quoted, written_whole
 from batchscout.trainers.sources.contents import contents, digest_of, weights
 from batchscout.trainers.sources.takes_batch import TakesBatch
 
-HERE = "batchscout.trainers.sources.objects"
-
 
 class WithLoss(TakesBatch):
     """module and loss(module, batch) -> (loss_sum, num_targets) as one module, which returns that pair for a batch."""

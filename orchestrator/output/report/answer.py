@@ -41,9 +41,9 @@ def answer_section(config: StudyConfig, study: Study, recommendation: Recommenda
     facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy", "memory_knobs", "ramp") if key in values}
     return within(
         section,
-        *[element("p", text, class_=None if i else "verdict") for i, text in enumerate(recommendation.paragraphs())],
+        _five_lines(recommendation),
         element("p", f"Provisional, as far as the study has come: {unfinished} still open.") if unfinished else None,
-        _how_sure(config, recommendation),
+        _other_caveats(recommendation),
         element(
             "div",
             element("div", facts_table(facts)),
@@ -53,32 +53,29 @@ def answer_section(config: StudyConfig, study: Study, recommendation: Recommenda
     )
 
 
-def _how_sure(config: StudyConfig, r: Recommendation) -> Element:
-    """Return the figures behind the verdict, each with what it means."""
-    known = "not known" if r.p_best is None else f"{r.p_best:.2f}"
-    facts = [("P(best)", known, "that this batch is the best, each at its best learning rate")]
-    if r.time is not None:
-        facts.insert(0, ("The same loss in", f"{r.time.share:.0%}", f"of {_cost(config)}; {r.time.low:.0%} to {r.time.high:.0%} with probability 0.9"))  # fmt: skip
-    if r.regret_time is not None:
-        facts.append(("It wastes", f"{r.regret_time:.1%}", f"of {_cost(config)} on average, against the best setting"))
-    facts.append(("To know better", r.would_decide or _why_nothing_more(r), ""))
-    return element("dl", *[_fact(*fact) for fact in facts], class_="sure")
+def _five_lines(r: Recommendation) -> Element:
+    """Return the answer, green where it is decided; of a file of an earlier version its sentence."""
+    if r.answer is None:
+        return element("p", r.verdict, class_="verdict")
+    sure = "decided" if r.answer.is_decided else "open"
+    rows = [
+        element("div", element("dt", label), element("dd", text), class_=sure if label == "Verdict" else None)
+        for label, text in r.answer.lines().items()
+    ]
+    return element("dl", *rows, class_="answer")
 
 
-def _cost(config: StudyConfig) -> str:
-    return "the samples" if config.objective == "samples" else "the training time"
-
-
-def _why_nothing_more(r: Recommendation) -> str:
-    if r.regret_time is None:
-        return "not known: nothing was compared" if r.p_best is None else "not known"
-    return "no more runs: it is decided" if r.decided else "no more runs: none is worth its time"
-
-
-def _fact(name: str, value: str, meaning: str) -> Element:
-    small = element("small", meaning) if meaning else None
-    long = "long" if len(value) > 20 else None
-    return element("div", element("dt", name), element("dd", element("b", value, class_=long), small))
+def _other_caveats(r: Recommendation) -> Element | None:
+    """Return what else limits it, and the sentence with all figures, folded."""
+    if r.answer is None:
+        return None
+    others = [element("li", caveat) for caveat in r.answer.caveats[1:]]
+    return element(
+        "div",
+        element("h3", "What else limits it") if others else None,
+        element("ul", *others, class_="notes") if others else None,
+        element("details", element("summary", "The verdict with all its figures"), element("p", r.verdict)),
+    )
 
 
 def _to_type_in(config: StudyConfig, recommendation: Recommendation) -> list[Element]:
@@ -111,10 +108,10 @@ def short_answer(name: str, verdict: str, recommendation: Recommendation | None)
     """Return the answer as HTML that a notebook shows among its own."""
     values = recommendation.to_json() if recommendation else {}
     facts = {key: values[key] for key in (*_RECOMMENDED, "p_best") if key in values}
-    texts = recommendation.paragraphs() if recommendation else (verdict,)
+    said = _five_lines(recommendation) if recommendation else element("p", verdict)
     parts = [
         element("p", element("b", name)),
-        *[element("p", text) for text in texts],
+        said,
         *([facts_table(facts)] if facts else []),
     ]
     return tostring(element("div", *parts), encoding="unicode", method="html")

@@ -1,0 +1,63 @@
+"""What would decide a study that could not: in words, and as the keys to change. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import Train
+from batchscout.orchestrator.output.known import compared_of, known_of
+from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
+from batchscout.orchestrator.stages.horizons import carried_to
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import training_time_text
+
+A_FEW_TIMES = 4
+"""A prediction for a run that is longer than the study's by no more than this is about as sure as the study's own
+(docs/benchmarks.md, horizons)."""
+
+
+@dataclass(frozen=True)
+class ToDecide:
+    """What would decide a study."""
+
+    words: str
+    keys: Mapping[str, float] = field(default_factory=dict)
+    """The keys of the study file that would do it, with their new values; none where more is to be weighed."""
+    goes_on: bool = True
+    """True if the same study goes on with these keys, False if they make another one."""
+
+
+def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | None:
+    """Return what would decide a study that could not; None where it did, and where nothing is known of it."""
+    known, compared = known_of(config, study, winner), compared_of(study, winner)
+    if known is None or known.regret_time is None or not known.is_open(config.useful_gain):
+        return None
+    if real := carried_to(study, winner):
+        longer = "a study of longer runs (sample_budget), of which the real run is no more than a few times as long"
+        budget = max(math.ceil(real.samples / A_FEW_TIMES), A_FEW_TIMES * config.sample_budget)
+        return ToDecide(longer, {"sample_budget": min(budget, real.samples)}, goes_on=False)
+    assert compared, "it is known of those"
+    findings = compared.findings
+    num_runs = sum(one.num_runs for one in findings.batches)
+    train = config.keys_of(Train)
+    if train and len({trial.candidate for trial in study.of_stage("train")}) < train.max_runs:
+        return ToDecide(
+            "no further run of this length is worth its time: more seeds, or a longer run (sample_budget), would tell more"
+        )
+    runs = runs_to_decide(known.regret_time, config.useful_gain, num_runs)
+    keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
+    if runs is None:
+        return ToDecide(f"more than {MOST_RUNS_FORETOLD} further runs (raise {keys}), or more seeds")
+    seconds = findings.seconds or winner.metric("train_seconds") or 0.0
+    changes: dict[str, float] = {"stages.train.max_runs": train.max_runs + runs} if train else {}
+    runs *= len(config.seeds)
+    hours = runs * seconds * config.world_size / 3600
+    if train and config.budget:
+        changes["budget.device_hours"] = math.ceil(100 * (config.budget.device_hours + hours)) / 100
+    each = f"of {training_time_text(seconds)}" if runs == 1 else f"of {training_time_text(seconds)} each"
+    words = f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours: raise {keys}"
+    return ToDecide(words, changes)
