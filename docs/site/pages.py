@@ -10,7 +10,7 @@ from pathlib import Path
 from docs.site import facade, keys, metrics, verbs
 
 ROOT = Path(__file__).parents[2]
-ON_TOP = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+ON_TOP = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Files beside docs/ that are pages too, and how the site calls them."""
 GENERATED: dict[str, Callable[[], str]] = {
     "reference/keys.md": keys.page,

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from textwrap import TextWrapper
 
+from batchscout.orchestrator.output.loaded import load
 from docs.site.pages import RECORDED, ROOT
 
 KEPT = ("study.yaml", "journal.jsonl", "recommendation.json", "trials/*/steps.jsonl", "trials/*/noise.jsonl")
-PRINTED = "printed.txt"
+PRINTED, ANSWER = "printed.txt", "answer.txt"
 
 
 def main() -> None:
@@ -26,6 +28,15 @@ def main() -> None:
         done = subprocess.run(command, cwd=home, env=own, stdout=subprocess.PIPE, text=True, check=True)
         keep(home / "runs" / "quickstart", ROOT / RECORDED)
         (ROOT / RECORDED / PRINTED).write_text(done.stdout.replace(f"{home}/", ""))
+        (ROOT / RECORDED / ANSWER).write_text(answer_for_a_page(ROOT / RECORDED))
+
+
+def answer_for_a_page(run_dir: Path) -> str:
+    """Return the five lines of a study's answer, broken for a page."""
+    answer = recommendation.answer if (recommendation := load(run_dir).recommendation) else None
+    assert answer, "the quickstart trains"
+    wrapper = TextWrapper(92, subsequent_indent=" " * 12, break_on_hyphens=False, break_long_words=False)
+    return "".join(f"{wrapper.fill(line)}\n" for line in answer.text("runs/quickstart").splitlines())
 
 
 def keep(run_dir: Path, into: Path) -> None:

@@ -15,7 +15,7 @@ from batchscout.orchestrator.config.load import parse_study
 from batchscout.orchestrator.config.sources import From
 from batchscout.orchestrator.output.recommendation import Recommendation
 from docs.site.pages import RECORDED, ROOT, written_pages
-from docs.site.record import PRINTED
+from docs.site.record import ANSWER, PRINTED, answer_for_a_page
 from docs.site.verbs import verbs_of_the_program
 from tests.docs.blocks import (
     LANGUAGES,
@@ -30,7 +30,7 @@ from tests.docs.blocks import (
 )
 from tests.support.every import for_every
 
-PAGES = sorted(written_pages())
+PAGES = sorted([*written_pages(), "README.md"])
 MEASUREMENTS = "docs/benchmarks.md"
 """This page is written by benchmarks/write_page.py, and its blocks are the commands that measured what it tells."""
 A_STUDY = "a whole study, in minutes"
@@ -38,6 +38,9 @@ NOT_RUN = {
     ("CONTRIBUTING.md", ".ci/run sets up a fresh environment"): 1,
     ("CONTRIBUTING.md", "the tests themselves"): 1,
     ("README.md", ".ci/run types these two in a fresh environment"): 1,
+    ("README.md", "train.py is yours"): 1,
+    ("docs/index.md", "a whole study, in minutes"): 1,
+    ("docs/index.md", "train.py is yours"): 1,
     ("docs/cluster.md", "it needs SLURM; tests/launch does it where there is one"): 1,
     ("docs/cluster.md", "it needs a cluster on AWS"): 3,
     ("docs/cluster.md", "it needs a cluster of Kubernetes"): 1,
@@ -175,6 +178,8 @@ def test_the_recorded_quickstart_is_of_the_study_as_it_is() -> None:
         f"\n{recommendation.answer.text('runs/quickstart')}\n\n  report:         runs/quickstart/report.html\n"
         in printed
     )
+    assert (ROOT / RECORDED / ANSWER).read_text() == (answer := answer_for_a_page(ROOT / RECORDED))
+    assert f"```text\n{answer}```" in (ROOT / "README.md").read_text()
     stages = [stage["type"] for stage in yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())["stages"]]
     assert re.findall(r"^done (\w+): ", printed, re.MULTILINE) == stages
 
