@@ -17,14 +17,12 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    Subset,
     SubsetRandomSampler,
 )
 
+from batchscout.trainers.sources.held_out import held_out, of_places, places_of
 from batchscout.trainers.sources.settings import num_samples_of
 
-HELD_OUT = 0.1
-"""Of the training samples, where a script shows no others: the share that is only evaluated."""
 _VALIDATES = ("val", "valid", "validation", "eval", "dev", "test", "te")
 """What validation data are called, the likeliest first."""
 _TRAINS = ("train", "training", "trn")
@@ -254,71 +252,15 @@ def _each_once(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return a loader that takes each of its samples once, and those of no other part of its set; what it does otherwise is for others
     to refuse."""
     is_otherwise = draws_at_will(loader) or isinstance(loader.sampler, SubsetRandomSampler)
-    return _of(loader, _places_of(loader)) if is_otherwise else loader
-
-
-def _places_of(loader: DataLoader[Any]) -> list[int]:
-    """Return the samples of its set that a loader goes through, in their order. Raises ValueError where it prefers some of them."""
-    sampler = loader.sampler
-    if isinstance(sampler, SubsetRandomSampler):
-        return sorted(map(int, sampler.indices))
-    if not isinstance(sampler, RandomSampler | SequentialSampler) and not hasattr(sampler, "num_replicas"):
-        raise ValueError(
-            f"its DataLoader chooses its samples by a {type(sampler).__name__}, and every batch of a study must see the same samples in the same "
-            "order; let the data set hold the samples as often as they are to come, and leave the sampler out"
-        )
-    return list(range(num_samples_of(loader.dataset) or 0))
-
-
-def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Return the loader in two: its samples but every tenth, and these. Raises ValueError where there are too few."""
-    if num_samples_of(loader.dataset) is None:
-        stream = loader.dataset
-        return _with_set(loader, Tenths(stream, held_out=False)), _with_set(loader, Tenths(stream, held_out=True))
-    places = _places_of(loader)
-    if len(places) < 2:
-        raise ValueError(
-            f"the script shows no data to validate on, and of {len(places)} training samples none can be held out; have it make a "
-            "DataLoader of validation data before it trains"
-        )
-    every = min(len(places), round(1 / HELD_OUT))
-    return _of(loader, [one for n, one in enumerate(places) if n % every != every - 1]), _of(
-        loader, places[every - 1 :: every]
-    )
+    return of_places(loader, places_of(loader)) if is_otherwise else loader
 
 
 def with_plain_batches(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return the loader with batches that are dictionaries of Python's own."""
     collate = loader.collate_fn
-    plain = _of(loader, _places_of(loader))
+    plain = of_places(loader, places_of(loader))
     plain.collate_fn = lambda samples: dict(collate(samples))
     return plain
-
-
-class Tenths(IterableDataset[Any]):
-    """A stream without every tenth sample, or these alone."""
-
-    def __init__(self, stream: Any, *, held_out: bool) -> None:
-        self.stream, self.held_out = stream, held_out
-
-    def __iter__(self) -> Iterator[Any]:
-        every = round(1 / HELD_OUT)
-        yield from (one for number, one in enumerate(self.stream) if (number % every == every - 1) == self.held_out)
-
-
-def _of(loader: DataLoader[Any], places: list[int]) -> DataLoader[Any]:
-    return _with_set(loader, Subset(loader.dataset, places))
-
-
-def _with_set(loader: DataLoader[Any], samples: Any) -> DataLoader[Any]:
-    return DataLoader(
-        samples,
-        batch_size_of(loader),
-        shuffle=False,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        worker_init_fn=loader.worker_init_fn,
-    )
 
 
 def validation_loader(
@@ -350,23 +292,13 @@ def _words(name: str) -> set[str]:
 def _is_apart(one: DataLoader[Any], other: DataLoader[Any]) -> bool:
     """True if both go through some samples of one set, and none through a sample of the other."""
     both = isinstance(one.sampler, SubsetRandomSampler) and isinstance(other.sampler, SubsetRandomSampler)
-    return both and not {*_places_of(one)} & {*_places_of(other)}
+    return both and not {*places_of(one)} & {*places_of(other)}
 
 
 def within(loader: Any) -> Any:
     """Return the loader in what accelerate has made of it."""
     is_accelerates = type(loader).__module__.partition(".")[0] == "accelerate"
     return getattr(loader, "base_dataloader", loader) if is_accelerates else loader
-
-
-def batch_size_of(loader: DataLoader[Any]) -> int:
-    """Return the samples of a batch, where a sampler of batches says it, too."""
-    batches: Any = loader
-    while batches is not None:
-        if getattr(batches, "batch_size", None):
-            return int(batches.batch_size)
-        batches = getattr(batches, "batch_sampler", None)
-    return 1
 
 
 def same_numbers(one: Any, other: Any) -> bool:

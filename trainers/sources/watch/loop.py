@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from batchscout.trainers.sources.held_out import batch_size_of
 from batchscout.trainers.sources.optimizers import groups_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
 from batchscout.trainers.sources.watch.batches import (
@@ -21,7 +22,6 @@ from batchscout.trainers.sources.watch.batches import (
     FromCall,
     FromLoader,
     FromRows,
-    batch_size_of,
     loaders_of,
     validation_loader,
     with_plain_batches,
