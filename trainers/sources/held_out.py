@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from batchscout.trainers.sources.settings import num_samples_of
 
 HELD_OUT = 0.1
+EVERY_TENTH = "every tenth sample is held out and only evaluated"
 """Of the training samples, where a script shows no others: the share that is only evaluated."""
 
 
@@ -21,8 +22,8 @@ def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]
     places = places_of(loader)
     if len(places) < 2:
         raise ValueError(
-            f"the script shows no data to validate on, and of {len(places)} training samples none can be held out; have it make a "
-            "DataLoader of validation data before it trains"
+            f"there are no data to validate on, and of {len(places)} training samples none can be held out; give it data to "
+            "validate on, too"
         )
     every = min(len(places), round(1 / HELD_OUT))
     return of_places(loader, [one for n, one in enumerate(places) if n % every != every - 1]), of_places(

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.having import having
+from batchscout.trainers.sources.held_out import held_out
 from batchscout.trainers.sources.kinds import (
     LIGHTNING,
     is_lightning_data,
@@ -24,7 +25,7 @@ from batchscout.trainers.sources.kinds import (
 )
 
 FORMS = (
-    "what Trainer.fit is called with, (model, train_loader, val_loader) or (model, datamodule), or (model,) if it has both loaders itself; "
+    "what Trainer.fit is called with, (model, train_loader, val_loader) or (model, datamodule), or (model,) if it has its loaders itself; "
     "with the Trainer as the last if there is one"
 )
 """What the callable of a Lightning study may return."""
@@ -41,7 +42,7 @@ class Fit:
     module: Any
     """The LightningModule."""
     data: Any
-    """What has `train_dataloader` and `val_dataloader`, a LightningDataModule or the module itself; or the loaders (train, val)."""
+    """What has `train_dataloader` and `val_dataloader`, a LightningDataModule or the module itself; or the loaders (train, val), of which the second may be None."""
     trainer: Any = None
     """None where the callable returned none."""
     _set_up: set[int] = field(default_factory=set)
@@ -58,8 +59,20 @@ class Fit:
             self.called(self.module, "configure_model")
 
     def loaders(self) -> tuple[DataLoader[Any], DataLoader[Any]]:
-        """Return the loaders (train, val). Raises ValueError where either is not one DataLoader."""
-        return self.loader("train"), self.loader("val")
+        """Return the loaders (train, val); where there is nothing to validate on, the training data in two. Raises ValueError where either is
+        not one DataLoader."""
+        train = self.loader("train")
+        return (train, self.loader("val")) if self.validates else held_out(train)
+
+    @property
+    def validates(self) -> bool:
+        """True if it has data to validate on."""
+        return self.data[1] is not None if isinstance(self.data, tuple) else self._has_loader("val")
+
+    def _has_loader(self, kind: Literal["train", "val"]) -> bool:
+        # A LightningDataModule.from_datasets has functions of Lightning's in the place of its class's.
+        method = f"{kind}_dataloader"
+        return is_overridden(self.data, method, LIGHTNING) or method in getattr(self.data, "__dict__", {})
 
     def called(self, owner: Any, method: str, **arguments: Any) -> Any:
         """Return what a method of the module or of the data returns, with the Trainer attached to both of them. Raises TrainerIsMissing
@@ -89,12 +102,8 @@ class Fit:
             train, val = self.data
             return _one_loader(train if kind == "train" else val, f"its {kind}_loader is")
         name, method = type(self.data).__name__, f"{kind}_dataloader"
-        # A LightningDataModule.from_datasets has functions of Lightning's in the place of its class's.
-        if not (is_overridden(self.data, method, LIGHTNING) or method in getattr(self.data, "__dict__", {})):
-            raise ValueError(
-                f"{name} has no {method}, and a study trains on one set and compares losses on another; write it, or return (model, "
-                "train_loader, val_loader)"
-            )
+        if not self._has_loader(kind):
+            raise ValueError(f"{name} has no {method}; write it, or return (model, train_loader, val_loader)")
         self._set_up_once(self.data)
         return _one_loader(self.called(self.data, method), f"{name}.{method} returned")
 
@@ -171,6 +180,8 @@ def fit_of(found: Any) -> Fit | None:
             return Fit(module, (train, val), trainer)
         case [data] if hasattr(data, "train_dataloader"):
             return Fit(module, data, trainer)
+        case [DataLoader() as train]:
+            return Fit(module, (train, None), trainer)
         case _:
             raise ValueError(f"returned ({', '.join(type(one).__name__ for one in found)}); return {FORMS}")
 

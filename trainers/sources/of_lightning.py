@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.errors import LossFault
+from batchscout.trainers.sources.held_out import EVERY_TENTH
 from batchscout.trainers.sources.kinds import LIGHTNING, is_lightning_trainer, is_overridden, library_of
 from batchscout.trainers.sources.lightning_fit import Fit, num_batches
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
@@ -144,7 +145,10 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     trainer = fit.trainer
     optimizer, schedule = _configured(fit)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(optimizer) | {"max_gradient_norm": None}}
-    told, run = [*told_of_momentum(optimizer), *_told_of(fit.module)], _run_of(trainer, train_loader)
+    told, run = (
+        [*told_of_momentum(optimizer), *_told_of(fit.module), *_told_of_data(fit)],
+        _run_of(trainer, train_loader),
+    )
     if trainer is not None:
         told += _of_trainer(trainer, keys)
     keys["optimizer"]["reference_batch_size"] = run.samples_per_step
@@ -210,6 +214,10 @@ def _told_of(module: nn.Module) -> list[str]:
         f"{type(module).__name__}.{_and(unheard)} not called: evaluations take training_step's loss, in evaluation mode, and "
         "self.log leads nowhere"
     ]
+
+
+def _told_of_data(fit: Fit) -> list[str]:
+    return [] if fit.validates else [f"it has no data to validate on, so {EVERY_TENTH}"]
 
 
 def _and(names: Sequence[str]) -> str:

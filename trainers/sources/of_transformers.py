@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from batchscout.trainers.sources.having import having
+from batchscout.trainers.sources.held_out import EVERY_TENTH, held_out
 from batchscout.trainers.sources.kinds import is_overridden, library_of
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_schedule, told_of_momentum
@@ -92,11 +93,9 @@ def _refuse_if_it_changes_training(callback: Any) -> None:
 
 
 def loaders_of(trainer: Any) -> tuple[Any, Any]:
-    """Return the DataLoaders (train, val) of a Trainer."""
+    """Return the DataLoaders (train, val) of a Trainer; of one that has nothing to validate on, its training data in two."""
     if trainer.eval_dataset is None:
-        raise ValueError(
-            f"the {type(trainer).__name__} has no eval_dataset, and a study compares validation losses; give it one: eval_dataset="
-        )
+        return held_out(trainer.get_train_dataloader())
     if isinstance(trainer.eval_dataset, dict):
         raise ValueError(
             f"the {type(trainer).__name__}'s eval_dataset are {len(trainer.eval_dataset)} sets, and a study compares one validation loss; "
@@ -142,6 +141,8 @@ def _schedule(trainer: Any, optimizer: Optimizer, keys: dict[str, Any], num_step
 
 
 def _told_of(trainer: Any) -> Iterable[str]:
+    if trainer.eval_dataset is None:
+        yield f"it has no eval_dataset, so {EVERY_TENTH}"
     if _checkpoints(trainer.args):
         yield "gradient_checkpointing is the study's to decide"
     if getattr(trainer.args, "predict_with_generate", False):

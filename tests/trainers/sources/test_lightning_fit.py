@@ -183,18 +183,25 @@ def alone_without_loaders() -> Any:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (without_validation, r"returned \(Module, DataLoader\); return what Trainer.fit is called with, \(model, train_loader, val_loader\)"),
-        (with_none, r"its val_loader is None, and a study makes its batches of the samples that a DataLoader reads; return torch.utils"),
         (with_sets, r"its train_loader is a TensorDataset, and a study makes its batches .*; return torch.utils.data.DataLoader\(samples, b"),
         (with_two_validation_loaders, r"its val_loader is a list of several loaders, and a study measures one set; return one DataLoader"),
         (with_something_else, r"returned \(Module, DataLoader, DataLoader, int\); return what .*; with the Trainer as the last if there is"),
-        (with_training_data_alone, r"LightningDataModule has no val_dataloader, and a study trains on one set and .*; write it, or return \(m"),
-        (alone_without_loaders, r"Module has no train_dataloader, .*; write it, or return \(model, train_loader, val_loader\)"),
+        (alone_without_loaders, r"Module has no train_dataloader; write it, or return \(model, train_loader, val_loader\)"),
     ],
 )  # fmt: skip
 def test_what_no_fit_is_called_with_is_refused_with_what_is(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         said_of(make)
+
+
+@pytest.mark.parametrize("make", [without_validation, with_none, with_training_data_alone])
+def test_without_data_to_validate_on_every_tenth_sample_is_held_out(make: Callable[[], Any]) -> None:
+    fit = fit_of(make())
+    assert fit is not None
+    train, val = ({tuple(x.tolist()) for batch, _ in one for x in batch} for one in fit.loaders())
+    assert (len(train), len(val)) == (30, 3)
+    assert not train & val
+    assert any("every tenth sample is held out" in told for told in said_of(make).told)
 
 
 def test_objects_of_a_notebook_begin_anew_in_every_run(tmp_path: Path) -> None:

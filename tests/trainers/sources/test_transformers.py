@@ -16,7 +16,7 @@ from batchscout.trainers.before.source import Source
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.sources.adapted import module_of, settings_of
-from batchscout.trainers.sources.of_transformers import OfTrainer
+from batchscout.trainers.sources.of_transformers import OfTrainer, loaders_of
 from batchscout.trainers.step.learning_rate import factor_at
 from tests.support.tiny import cpu_run
 
@@ -219,13 +219,20 @@ def no_trainer() -> Any:
         (own_step, "OwnStep overrides training_step, and a study has a training loop of its own; put what it does into compute_loss"),
         (own_sampler, "OwnSampler overrides _get_train_sampler, and every batch of a study must see the same samples in the same order"),
         (with_callback, "the Trainer's callback ChangesWeights has on_step_end, which may change the gradient or the weights"),
-        (without_validation, "the Trainer has no eval_dataset, and a study compares validation losses; give it one: eval_dataset="),
         (no_trainer, "returned LlamaForCausalLM; return a Trainer of transformers, or an SFTTrainer of trl"),
     ],
 )  # fmt: skip
 def test_what_a_study_cannot_honour_is_refused_by_name(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         said_of(make)
+
+
+def test_of_a_trainer_without_data_to_validate_on_every_tenth_sample_is_held_out() -> None:
+    loaders = loaders_of(without_validation())
+    train, val = ([tuple(row) for batch in one for row in batch["input_ids"].tolist()] for one in loaders)
+    assert sorted(train + val) == sorted(map(tuple, rows()["input_ids"]))
+    assert (len(train), len(val)) == (29, 3)
+    assert any("every tenth sample is held out" in told for told in said_of(without_validation).told)
 
 
 def test_a_loss_of_its_own_is_honoured() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from batchscout.trainers.sources.held_out import EVERY_TENTH
 from batchscout.trainers.sources.optimizers import optimizer_keys
 from batchscout.trainers.sources.schedules import take_rates, told_of_momentum
 from batchscout.trainers.sources.settings import Settings
@@ -119,7 +120,7 @@ def _scales_with_gradient(optimizer: Optimizer) -> bool:
 def _told(loop: Loop) -> Iterator[str]:
     source = loop.batches.source
     if isinstance(source, FromLoader) and loop.validation is None:
-        yield "no other loader of the script is of validation data, so every tenth sample is held out and only evaluated"
+        yield f"no other loader of the script is of validation data, so {EVERY_TENTH}"
     if isinstance(source, FromLoader) and draws_at_will(source.loader):
         yield "its sampler draws some samples several times in a pass and others not at all; a study takes each once"
     if isinstance(source, FromCall):
