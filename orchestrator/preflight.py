@@ -74,7 +74,7 @@ def check(
     True if the model's forward may be called in this process, to see which memory knobs go with it: it has ended none of its
     own. Raises ValueError for bad input.
     """
-    from batchscout.trainers.before.digests import digests_of_data
+    from batchscout.trainers.before.digests import digests_of_data, num_validated_on_training
     from batchscout.trainers.data.batches import fetch
     from batchscout.trainers.data.samples import first_of, load_data
     from batchscout.trainers.model.losses import loss_function
@@ -87,6 +87,7 @@ def check(
         _check_stream(config, train_set)
         longest = _longest_sample(config, train_set)
         contents = digests_of_data(train_set, val_set)
+        num_shared = num_validated_on_training(train_set, val_set)
         fetch(first_of(train_set, 1), [0])  # what a sample raises is not the model's fault, which is asked next
     what = _model_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
@@ -106,6 +107,7 @@ def check(
     _tell_of_an_unused_optimizer(config, model)
     _tell_of_one_validation_sample(config, len(first_of(val_set, max(2, config.evaluation_samples))))
     _tell_of_few_training_samples(config, facts.num_train_samples)
+    _tell_of_validation_on_training_data(num_shared)
     return facts
 
 
@@ -128,6 +130,15 @@ def _tell_of_one_validation_sample(config: StudyConfig, num_there: int) -> None:
             f"the validation loss is that of one sample (the validation set has {num_there}, and evaluation_samples is "
             f"{config.evaluation_samples}), so it ranks batches and rates by chance; "
             + ("add validation data" if num_there == 1 else "raise evaluation_samples"),
+        )
+
+
+def _tell_of_validation_on_training_data(num_shared: int) -> None:
+    if num_shared:
+        give_notice(
+            NoticeKind.VALIDATES_ON_TRAINING,
+            f"the first {num_shared} validation samples are training samples, so a low validation loss may be one of samples that were learned by heart; validate on samples that are not "
+            "trained on, or leave the validation set out where the source holds some out by itself",
         )
 
 

@@ -33,10 +33,12 @@ from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.run_directory import open_run_directory
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Proposal
+from batchscout.trainers.before.digests import num_validated_on_training
 from batchscout.trainers.before.first_pass import FirstPass
 from batchscout.trainers.errors import Obstacle
 from batchscout.trainers.model.gpt import GPT
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
+from tests.support.every import for_every
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.storage import fault, on_failing_storage
 from tests.support.studies import ON_TEXT
@@ -96,6 +98,10 @@ def uneven(with_lengths=True):
 
 def three_to_train():
     return [torch.zeros(1)] * 3, [torch.zeros(1)] * 64
+
+def seen():
+    samples = [torch.full((1,), float(number)) for number in range(64)]
+    return samples, samples
 
 def one_to_validate():
     return [torch.zeros(1)] * 64, [torch.zeros(1)]
@@ -357,6 +363,34 @@ def test_a_validation_loss_of_one_sample_is_told(changes: dict[str, Any], remedy
         preflight.check(parse_study(STUDY | (changes or own), "the test's study"), compiles=False)
     (notice,) = [one for one in told if one.kind is NoticeKind.ONE_VALIDATION_SAMPLE]
     assert re.search(f"^the validation loss is that of one sample .*{remedy}", notice.text)
+
+
+TEN = [torch.full((1,), float(number)) for number in range(10)]
+
+
+@for_every(
+    train_val_and_shared=[
+        (TEN, TEN, 10),
+        (TEN, TEN[7:], 3),
+        (TEN, [*TEN, torch.ones(1) / 3], 0),
+        ([torch.zeros(1)] * 4, [torch.zeros(1)] * 2, 0),  # of samples that are all the same nothing is known
+    ]
+)
+def test_validation_samples_that_are_training_samples_are_found(train_val_and_shared: Any) -> None:
+    train, val, shared = train_val_and_shared
+    assert num_validated_on_training(train, val) == shared
+
+
+def test_and_they_are_told() -> None:
+    told: list[Notice] = []
+    with heard_by(told.append):
+        preflight.check(
+            parse_study(STUDY | {"data": {"target": "mine:seen"}, "model": {"target": "mine:Model"}}, "a test's"),
+            compiles=False,
+        )
+    (notice,) = [one for one in told if one.kind is NoticeKind.VALIDATES_ON_TRAINING]
+    assert "16 validation samples are training samples" in notice.text
+    assert "; validate on samples that are not trained on" in notice.text
 
 
 @pytest.mark.parametrize(("budget", "told_of"), [(40 * 3, []), (40 * 3 + 1, [NoticeKind.FEW_TRAINING_SAMPLES])])

@@ -33,6 +33,8 @@ class NoticeKind(StrEnum):
     """The model brings an optimizer that its trials are not trained with."""
     ONE_VALIDATION_SAMPLE = "one_validation_sample"
     """Losses are those of one sample."""
+    VALIDATES_ON_TRAINING = "validates_on_training"
+    """Validation samples are training samples."""
     FEW_TRAINING_SAMPLES = "few_training_samples"
     """Runs meet each sample so often that they learn it by heart."""
     TRACKER_LOST = "tracker_lost"

@@ -26,7 +26,12 @@ FEW_PASSES = 4
 2305.16264); finetuning takes 2 to 4 as a rule (Devlin et al. 2018, arXiv 1810.04805)."""
 
 
-_OF_THE_COMPARISON = (NoticeKind.KEPT_TRIALS, NoticeKind.UNSTEADY_DATA)
+_OF_THE_COMPARISON = (
+    NoticeKind.KEPT_TRIALS,
+    NoticeKind.UNSTEADY_DATA,
+    NoticeKind.VALIDATES_ON_TRAINING,
+    NoticeKind.ONE_VALIDATION_SAMPLE,
+)
 
 
 def caveats_of(config: StudyConfig, study: Study, winner: Trial, nearest: Trial, trial: TrialConfig) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, num_samples
+from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, Samples, SampleSet, first_of, num_samples
 from batchscout.trainers.sources.contents import digest_of, items
 
 DATA = ("training data", "validation data")
@@ -19,6 +19,18 @@ def digests_of_data(train_set: Samples, val_set: Samples) -> dict[str, str]:
         found[name] = digest_of(items(first_of(samples, SAMPLES_LOOKED_AT))) if told is None else str(told)
         found[_number_of(name)] = str(num_samples(samples))
     return found
+
+
+def num_validated_on_training(train_set: Samples, val_set: Samples) -> int:
+    """Return how many of the first validation samples were looked for among the first training samples, if all are there; 0 if not.
+    Samples that are drawn anew whenever they are read are never found, and of those that are often alike nothing is known."""
+    known, looked_for = (_each_of(first_of(samples, SAMPLES_LOOKED_AT)) for samples in (train_set, val_set))
+    are_alike = len(set(looked_for)) < max(2, len(looked_for))
+    return len(looked_for) if set(looked_for) <= set(known) and not are_alike else 0
+
+
+def _each_of(samples: SampleSet) -> list[str]:
+    return [digest_of(items([samples[i]])) for i in range(min(SAMPLES_LOOKED_AT, len(samples)))]
 
 
 def steady(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,8 @@ from batchscout.trainers.criteria import IGNORED_TARGET
 from batchscout.trainers.data.cache import cached, hash_of
 from batchscout.trainers.data.chat_tokenizers import ChatTokenizer, chat_tokenizer_identity, chat_tokenizer_of
 from batchscout.trainers.data.conversations import Row, Rows, pieces_of, rows_of
-from batchscout.trainers.data.corpus import no_progress_bars
+from batchscout.trainers.data.corpus import no_progress_bars, refuse_shared_files
+from batchscout.trainers.data.text import DEFAULT_VAL_FRACTION, check_held_out
 from batchscout.trainers.data.tokenizers import TokenizerSpec
 from batchscout.trainers.files import own_file
 
@@ -32,29 +33,35 @@ def chat(
     tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
     seq_len: int | None = None,
     longer: Longer | None = None,
-    val_fraction: float = 0.05,
+    val_fraction: float | None = None,
 ) -> tuple[ChatSamples, ChatSamples]:
     """Open JSON-lines files, or a folder that save_to_disk of the `datasets` library has written. Without `val` a folder's own
-    validation set is taken, or else the last `val_fraction` of the conversations is held out.
+    validation set is taken; where there is none, or `val_fraction` is given, the last `val_fraction` of the conversations is held out.
 
     tokenizer: a folder of transformers, whose chat template is used if it has one; or what the data set `text` takes. seq_len: the
     most tokens of a sample; None: the longest conversation's. longer: what becomes of longer ones.
     """
-    _check(seq_len, longer, val_fraction)
+    _check(seq_len, longer)
+    check_held_out(val, val_fraction)
     found = rows_of("train", train)
-    held_out = found.get("validation", val_fraction) if val is None else _val_of(rows_of("val", val))
+    if val is not None:
+        if not (isinstance(train, str) and Path(train).is_dir()):
+            refuse_shared_files(train, val)
+        held_out = _val_of(rows_of("val", val))
+    elif val_fraction is None:
+        held_out = found.get("validation", DEFAULT_VAL_FRACTION)
+    else:
+        held_out = val_fraction
     if "train" not in found:
         raise ValueError(f"data.kwargs.train '{train}' has the splits {', '.join(found)}, and no train")
     return _sets(found["train"], held_out, tokenizer, seq_len, longer)
 
 
-def _check(seq_len: object, longer: object, val_fraction: object) -> None:
+def _check(seq_len: object, longer: object) -> None:
     if seq_len is not None and (not isinstance(seq_len, int) or seq_len < 1):
         raise ValueError(f"data.kwargs.seq_len is {seq_len!r}; give a whole number of at least 1")
     if longer not in (None, "cut", "leave_out"):
         raise ValueError(f"data.kwargs.longer is {longer!r}; use cut or leave_out")
-    if not isinstance(val_fraction, float) or not 0 < val_fraction < 1:
-        raise ValueError(f"data.kwargs.val_fraction is {val_fraction!r}; give a number between 0 and 1, such as 0.05")
 
 
 def _val_of(found: dict[str, Rows]) -> Rows:

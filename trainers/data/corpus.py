@@ -84,6 +84,18 @@ def matching_files(field: str, patterns: str | list[str]) -> list[Path]:
     return paths
 
 
+def refuse_shared_files(train: str | list[str], val: str | list[str]) -> None:
+    """Raise ValueError where files of data.kwargs.train are those of val, too."""
+    trained_on, validated_on = (
+        {path.resolve() for path in matching_files(*one)} for one in (("train", train), ("val", val))
+    )
+    if shared := sorted(trained_on & validated_on):
+        raise ValueError(
+            f"data.kwargs.train and val share {len(shared)} of {len(validated_on)} files ('{shared[0]}'), and samples that are trained on tell "
+            "nothing as val; name other files, or leave val out: then the last samples (val_fraction) are held out"
+        )
+
+
 def _matches(field: str, pattern: str) -> list[Path]:
     names = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
     if os.path.isdir(pattern):

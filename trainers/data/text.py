@@ -27,6 +27,7 @@ from batchscout.trainers.data.corpus import (
     num_files_in,
     parts_of,
     read_up_to,
+    refuse_shared_files,
     shared_by,
     stdlib_files,
 )
@@ -62,13 +63,16 @@ def text(
     val: str | list[str] | None = None,
     seq_len: int = 256,
     tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
-    val_fraction: float = DEFAULT_VAL_FRACTION,
+    val_fraction: float | None = None,
 ) -> tuple[TokenSamples, TokenSamples]:
     """Open UTF-8 files, or patterns of them. Without `val` the last `val_fraction` of the training samples is held
     out."""
     _check_whole("seq_len", seq_len)
-    _check_fraction(val_fraction)
-    held_out = val_fraction if val is None else corpus_of_files("val", val)
+    check_held_out(val, val_fraction)
+    held_out: Corpus | float = DEFAULT_VAL_FRACTION if val_fraction is None else val_fraction
+    if val is not None:
+        refuse_shared_files(train, val)
+        held_out = corpus_of_files("val", val)
     return _packed_sets(corpus_of_files("train", train), held_out, seq_len, tokenizer)
 
 
@@ -121,6 +125,18 @@ def hf(
 def _check_whole(name: str, number: object) -> None:
     if not isinstance(number, int) or number < 1:
         raise ValueError(f"data.kwargs.{name} is {number!r}; give a whole number of at least 1")
+
+
+def check_held_out(val: object, val_fraction: object) -> None:
+    """Raise ValueError where both are given, or the fraction is none."""
+    if val_fraction is None:
+        return
+    _check_fraction(val_fraction)
+    if val is not None:
+        raise ValueError(
+            f"data.kwargs.val is '{val}' and data.kwargs.val_fraction {val_fraction}; give one of the two: files, or the share of the training "
+            "samples that is held out"
+        )
 
 
 def _check_fraction(val_fraction: object) -> None:

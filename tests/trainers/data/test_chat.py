@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def written(folder: Path, rows: list[Any]) -> str:
 
 
 def opened(train: str, **kwargs: Any) -> tuple[ChatSamples, ChatSamples]:
-    sets = map_style_sets(DataConfig(target="chat", kwargs={"train": train, "val": train, **kwargs}))
+    val = shutil.copy(train, f"{train}.val") if Path(train).is_file() else train
+    sets = map_style_sets(DataConfig(target="chat", kwargs={"train": train, "val": val, **kwargs}))
     assert all(isinstance(one, ChatSamples) for one in sets)
     return sets  # pyright: ignore[reportReturnType]
 
@@ -198,7 +200,7 @@ def test_without_a_validation_set_the_last_conversations_are_held_out(file: str)
 
 def test_the_masked_prompt_moves_no_weight(file: str) -> None:
     """The gradient of a batch is that of its counted targets alone, so it is the same for every split."""
-    data = {"target": "chat", "kwargs": {"train": file, "val": file, "tokenizer": "bytes"}}
+    data = {"target": "chat", "kwargs": {"train": file, "val": shutil.copy(file, f"{file}.val"), "tokenizer": "bytes"}}
     run = cpu_run(config(data=data, micro_batch_size=2, gradient_accumulation_steps=2))
     run.step()
     (step,) = run.read()
@@ -246,11 +248,16 @@ def test_a_template_that_does_not_tell_what_was_written_is_refused(
     [
         ({"seq_len": 0}, "data.kwargs.seq_len is 0; give a whole number of at least 1"),
         ({"longer": "drop"}, "data.kwargs.longer is 'drop'; use cut or leave_out"),
-        ({"val_fraction": 2.0}, "data.kwargs.val_fraction is 2.0; give a number between 0 and 1"),
+        ({"val": None, "val_fraction": 2.0}, "data.kwargs.val_fraction is 2.0; give a number between 0 and 1"),
+        ({"val_fraction": 0.1}, "and data.kwargs.val_fraction 0.1; give one of the two"),
+        ({"val": "chat.jsonl"}, "data.kwargs.train and val share 1 of 1 files"),
         ({"train": "no.jsonl"}, "data.kwargs.train names 'no.jsonl', which does not exist"),
         ({"tokenizer": {"train_bpe": 8}}, "it starts from 256 bytes, give more"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(file: str, kwargs: dict[str, Any], message: str) -> None:
+def test_arguments_that_make_no_sense_are_refused(
+    file: str, kwargs: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(file).parent)
     with pytest.raises(ValueError, match=re.escape(message)):
         opened(**({"train": file, "tokenizer": "bytes"} | kwargs))

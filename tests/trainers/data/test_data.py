@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import resource
+import shutil
 import subprocess
 import sys
 from collections import Counter, OrderedDict, UserDict, namedtuple
@@ -68,6 +69,11 @@ def load(target: str, **kwargs: Any) -> tuple[TokenSamples, TokenSamples]:
 
 def load_text(path: Path | str, **kwargs: Any) -> tuple[TokenSamples, TokenSamples]:
     return load("text", **{"train": str(path), "seq_len": 16, "tokenizer": "bytes", **kwargs})
+
+
+def copy_of(path: Path) -> str:
+    """A file of the same text: what is trained on cannot be validated on."""
+    return str(shutil.copy(path, path.with_suffix(".copy")))
 
 
 def stream(samples: TokenSamples) -> np.ndarray:
@@ -148,7 +154,7 @@ def test_rows_put_together_are_the_token_stream(num_tokens: int) -> None:
 
 
 def test_targets_are_inputs_shifted_by_one_and_no_token_is_lost(text_file: Path) -> None:
-    train, val = load_text(text_file, val=str(text_file))
+    train, val = load_text(text_file, val=copy_of(text_file))
     sample = train[3]
     assert sample["input_ids"].dtype == sample["targets"].dtype == torch.int64
     assert sample["input_ids"].shape == sample["targets"].shape == (16,)
@@ -163,14 +169,14 @@ def test_packing_goes_on_across_documents_and_the_pieces_of_a_long_one(tmp_path:
     texts = {"a.txt": "first", "b.txt": long, "c.txt": "", "d.txt": "\n\nlast\n"}
     for name, content in texts.items():
         (tmp_path / name).write_text(content)
-    train, _ = load_text(tmp_path / "*.txt", val=str(tmp_path / "b.txt"), seq_len=7)
+    train, _ = load_text(tmp_path / "*.txt", val=copy_of(tmp_path / "b.txt"), seq_len=7)
     tokens = np.frombuffer("".join(f"{content}\n" for content in texts.values()).encode(), np.uint8)
     assert np.array_equal(stream(train), tokens[: len(train) * 7 + 1])
     assert len(tokens) - (len(train) * 7 + 1) < 7
 
 
 def test_without_val_the_last_samples_are_held_out(text_file: Path) -> None:
-    whole, _ = load_text(text_file, val=str(text_file))
+    whole, _ = load_text(text_file, val=copy_of(text_file))
     train, val = load_text(text_file, val_fraction=0.25)
     assert len(val) == round(0.25 * len(whole))
     assert len(train) + len(val) == len(whole)
@@ -199,7 +205,7 @@ def test_samples_survive_pickling_and_fetching_in_batches(text_file: Path) -> No
 def test_a_trained_bpe_is_deterministic_and_decodes_to_the_text(
     text_file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kwargs = {"val": str(text_file), "tokenizer": {"train_bpe": 300}}
+    kwargs = {"val": copy_of(text_file), "tokenizer": {"train_bpe": 300}}
     train, _ = load_text(text_file, **kwargs)
     assert train.vocab_size == 300
     (saved,) = cache.glob("data/*/tokenizer.json")
@@ -562,6 +568,11 @@ def test_patterns_and_lists_name_files(tmp_path: Path) -> None:
         ({"seq_len": "256"}, "data.kwargs.seq_len is '256'; give a whole number of at least 1"),
         ({"seq_len": 0}, "data.kwargs.seq_len is 0; give a whole number"),
         ({"val_fraction": "5%"}, "data.kwargs.val_fraction is '5%'; give a number between 0 and 1, such as 0.05"),
+        ({"val": "train.txt"}, "data.kwargs.train and val share 1 of 1 files .*; name other files, or leave val out"),
+        (
+            {"val": "short.txt", "val_fraction": 0.1},
+            "val is 'short.txt' and data.kwargs.val_fraction 0.1; give one of the two",
+        ),
         ({"val_fraction": 1.0}, "data.kwargs.val_fraction is 1.0; give a number between 0 and 1"),
         (
             {"train": "short.txt", "val": "train.txt", "seq_len": 256},
@@ -617,7 +628,7 @@ def test_a_saved_data_set_is_packed_like_its_text(
     saved: Path, text_file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train, val = load("hf", path=str(saved), seq_len=16, tokenizer="bytes")
-    same, _ = load_text(text_file, val=str(text_file))
+    same, _ = load_text(text_file, val=copy_of(text_file))
     assert np.array_equal(stream(train), stream(same)[: len(train) * 16 + 1])
     assert bytes(stream(val).tolist()).startswith(b"some text\n\n\nmore of it")
     assert capfd.readouterr() == ("", "")
