@@ -194,7 +194,7 @@ def _elsewhere(winner: Trial, best: Standing) -> str:
     if winner.id == best.trials[0].id:
         return ""
     config = winner.config
-    return f"; all runs together speak for effective batch {config.effective_batch_size} at learning rate {config.learning_rate:.3g}"
+    return f"; all runs together favour effective batch {config.effective_batch_size} at learning rate {config.learning_rate:.3g}"
 
 
 def _sentence(best: Standing, ranking: list[Standing], rule: float) -> str:

@@ -576,11 +576,13 @@ def test_how_goodput_did_is_told_beside_the_order_that_came_out(tmp_path: Path) 
         config = study()
         foretold = replace(IDEAL.rates((8, 64, 256)), goodput=goodput)
         known = play_stage(tmp_path / f"{goodput[8]}.jsonl", config, "train", IDEAL, found=[foretold])
-        return next(note for note in known.conclusions["train"].notes if note.startswith("goodput had foretold"))
+        return next(
+            note for note in known.conclusions["train"].notes if note.startswith("the goodput estimate predicted")
+        )
 
-    assert told({8: 0.2, 64: 1.0, 256: 0.9}) == "goodput had foretold the order of the batches: 64, 256, 8"
+    assert told({8: 0.2, 64: 1.0, 256: 0.9}) == "the goodput estimate predicted this order of the batches: 64, 256, 8"
     assert told({8: 1.0, 64: 0.5, 256: 0.9}) == (
-        "goodput had foretold the order 8, 256, 64; at their best rates the batches came out 64, 256, 8"
+        "the goodput estimate predicted the order 8, 256, 64; at their best rates the batches came out 64, 256, 8"
     )
 
 
@@ -632,5 +634,5 @@ def test_how_often_a_rung_cuts_the_best_run_is_told_as_it_was_recorded(tmp_path:
     _, known = played(tmp_path, IDEAL)
     cut = [trial for trial in known.of_stage("train") if trial.cause is Cause.RUNG and trial.state is TrialState.PRUNED]
     assert cut
-    said = f"{len(cut)} run{'s were' if len(cut) > 1 else ' was'} stopped at a rung; that cost the best run in {WINNERS_CUT:.0%} of the replayed studies"
+    said = f"{len(cut)} run{'s were' if len(cut) > 1 else ' was'} stopped at a rung; in {WINNERS_CUT:.0%} of replayed studies the best one was among them"
     assert any(note.startswith(said) for note in known.conclusions["train"].notes)

@@ -17,7 +17,7 @@ NUM_FACTORS = 65
 MOST_CALLS = 1_000_000
 """A schedule that is called more often is not followed."""
 NOT_FORETOLD = (
-    "follows what is trained, or has too many steps, and could not be foretold; a study takes its own warm-up and warmup_stable_decay: set "
+    "follows the training, or has too many steps, and cannot be known in advance; a study takes its own warm-up and warmup_stable_decay: set "
     "schedule to choose another"
 )
 """Of a schedule, to people."""

@@ -177,7 +177,7 @@ def _cut(context: StageContext[Train]) -> list[str]:
     if not num_cut:
         return []
     runs = "1 run was" if num_cut == 1 else f"{num_cut} runs were"
-    return [f"{runs} stopped at a rung; that cost the best run in {WINNERS_CUT:.0%} of the replayed studies"]
+    return [f"{runs} stopped at a rung; in {WINNERS_CUT:.0%} of replayed studies the best one was among them"]
 
 
 def _foretold(context: StageContext[Train], findings: TrainFindings) -> list[str]:
@@ -190,9 +190,9 @@ def _foretold(context: StageContext[Train], findings: TrainFindings) -> list[str
     came_out = [one.effective_batch_size for one in sorted(run, key=lambda one: one.score)]
     predicted = sorted(came_out, key=lambda batch: -goodputs[batch])
     if predicted == came_out:
-        return [f"goodput had foretold the order of the batches: {_listed(came_out)}"]
+        return [f"the goodput estimate predicted this order of the batches: {_listed(came_out)}"]
     return [
-        f"goodput had foretold the order {_listed(predicted)}; at their best rates the batches came out {_listed(came_out)}"
+        f"the goodput estimate predicted the order {_listed(predicted)}; at their best rates the batches came out {_listed(came_out)}"
     ]
 
 

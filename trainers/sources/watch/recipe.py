@@ -51,7 +51,7 @@ def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) 
         rates = [loop.seen.steps[0].rates[0]] * 2
     if rates is None:
         yield (
-            f"how its learning rate changes over its run could not be foretold ({loop.seen.steps[0].rates[0]:.3g} in its first step, "
+            f"how its learning rate changes over its run cannot be known in advance ({loop.seen.steps[0].rates[0]:.3g} in its first step, "
             f"{keys['optimizer']['lr']:.3g} when the optimizer was made); a study takes its own warm-up and warmup_stable_decay to the latter: "
             "set schedule to choose another"
         )

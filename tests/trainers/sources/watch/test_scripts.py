@@ -181,7 +181,7 @@ def test_of_two_schedules_that_take_turns_none_is_carried_on(folder: Path) -> No
     """
     loop = watched(folder, text)
     assert keys_of(loop)["optimizer"]["lr"] == 0.1
-    assert "could not be foretold" in settings_of(loop, None).told[0]
+    assert "cannot be known in advance" in settings_of(loop, None).told[0]
 
 
 def test_a_schedule_that_depends_on_the_loss_is_told_and_not_guessed(folder: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_schedule_that_depends_on_the_loss_is_told_and_not_guessed(folder: Pat
     )
     loop = watched(folder, text)
     assert "schedule" not in keys_of(loop)
-    assert any("could not be foretold" in one for one in settings_of(loop, None).told)
+    assert any("cannot be known in advance" in one for one in settings_of(loop, None).told)
 
 
 FORMS = {
