@@ -83,7 +83,7 @@ def sides_of(device: str) -> tuple[list[Side], dict[str, str]]:
     config = TrialConfig.model_validate(
         {key: value for key, value in plain("bfloat16", 1, 1, device, SMALL).items() if key != "device"}
     )
-    reasons = {one.name: one.in_the_way(config) or one.missing(device) for one in KNOBS}
+    reasons = {one.name: one.incompatible_with(config) or one.missing(device) for one in KNOBS}
     usable = [name for name, why in reasons.items() if not why]
     pairs = [pair for pair in itertools.combinations(usable, 2) if excluding(pair) is None]
     sets = [*((name,) for name in usable), *pairs]

@@ -241,7 +241,9 @@ def _knobs_to_try_unasked(config: StudyConfig, train_set: SampleSet) -> tuple[st
         frontier is None or frontier.memory_knobs is not None or config.model.target == "gpt"
     ):  # which has a variant of its own
         return None
-    unasked = [one for one in KNOBS if one.tried_by_itself and not one.in_the_way(trial) and one.name not in named]
+    unasked = [
+        one for one in KNOBS if one.tried_by_itself and not one.incompatible_with(trial) and one.name not in named
+    ]
     found = [one.name for one in unasked if _goes(trial.model_copy(update={"memory_knobs": (one.name,)}), train_set)]
     return tuple(found) or None
 

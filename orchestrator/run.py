@@ -33,7 +33,7 @@ from batchscout.orchestrator.decisions.further import cut_by_the_budget, events_
 from batchscout.orchestrator.decisions.observer import Observer, Observers
 from batchscout.orchestrator.decisions.retries import events_of, tried_again, why_again
 from batchscout.orchestrator.execution.device_peaks import device_peaks
-from batchscout.orchestrator.execution.fleet import Ground, wait_for_room
+from batchscout.orchestrator.execution.fleet import ClusterResources, wait_for_room
 from batchscout.orchestrator.execution.lanes import Lanes, Workplace, open_lanes
 from batchscout.orchestrator.execution.nodes.autoscaler import (
     Autoscaler,
@@ -320,15 +320,15 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
         functools.partial(_say_at_once, driver, 130, STOPPED),
     )
     with ray_cluster(config, address, run_dir, lost, stopped), contextlib.closing(observer):
-        ground = _look_at_cluster(driver, is_local=address is None)
-        shape = ground.shape
-        marker = None if address is None else _marker(driver, ground)
+        resources = _look_at_cluster(driver, is_local=address is None)
+        shape = resources.shape
+        marker = None if address is None else _marker(driver, resources)
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
         workplace = Workplace(run_dir / ".ray", environment, Path.cwd() if address is None else None, marker)
         silence, measured_on = config.kill.max_silent_seconds, journal.study.facts.measured_on
-        with open_lanes(shape, workplace, say, silence, measured_on, ground) as lanes:
+        with open_lanes(shape, workplace, say, silence, measured_on, resources) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             _read_machine(driver, lanes)
             _note_lanes(driver, lanes)
@@ -374,7 +374,7 @@ def _conclude(director: Director, driver: Driver) -> None:
     discard_what_nobody_needs(driver.run_dir, director.context.trials(), driver.journal.published)
 
 
-def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
+def _look_at_cluster(driver: Driver, *, is_local: bool) -> ClusterResources:
     """Wait for the nodes that the study is to have from its beginning, and return what its lanes stand on."""
     scaler = NoAutoscaler() if is_local else autoscaler()
     if not isinstance(scaler, MayStart):
@@ -385,18 +385,18 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> Ground:
     refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.wishes.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement
     asker = start_asker() if isinstance(scaler, MayStart) else None
-    ground = Ground(shape, choice, placement.idle_release_seconds, asker)
+    resources = ClusterResources(shape, choice, placement.idle_release_seconds, asker)
     if asker is not None:
-        wait_for_room(ground, driver.wishes.min_nodes, driver.progress.say)
-    return ground
+        wait_for_room(resources, driver.wishes.min_nodes, driver.progress.say)
+    return resources
 
 
-def _marker(driver: Driver, ground: Ground) -> RunMarker | None:
+def _marker(driver: Driver, resources: ClusterResources) -> RunMarker | None:
     """Return what a node sees that may run trials of this study; None where nobody is asked. See `shared_marker`."""
-    published, say, nodes = driver.journal.published, driver.progress.say, ground.choice.nodes_there
+    published, say, nodes = driver.journal.published, driver.progress.say, resources.choice.nodes_there
     if published is not None:
         return store_marker(published.store, nodes, say)
-    return shared_marker(driver.run_dir / ".ray", nodes, say, others_may_come=ground.asker is not None)
+    return shared_marker(driver.run_dir / ".ray", nodes, say, others_may_come=resources.asker is not None)
 
 
 def _choose_nodes(driver: Driver, scaler: Autoscaler) -> Choice:

@@ -64,7 +64,7 @@ AnyStage = TypeVar("AnyStage", bound=StageKeys)
 
 
 def _name_of_a_directory(name: str) -> str:
-    """Refuse what no directory below runs/ can be called, or only to the grief of whoever types it."""
+    """Refuse what cannot be the name of a directory below runs/, or is hard to type."""
     faults = {
         "it is empty": not name,
         "it begins with a dot or a dash": name[:1] in (".", "-"),

@@ -60,7 +60,7 @@ class LaneState(Enum):
 
 @dataclass(frozen=True)
 class LaneTold:
-    """What is told of a lane to whoever opens and releases lanes."""
+    """The status of a lane, by which lanes are opened and released."""
 
     state: LaneState
     idle_seconds: float | None
@@ -464,7 +464,7 @@ class Dispatcher:
         end."""
         await self._until(lambda: self._lane_with(key) is not self._lanes[lane])
 
-    async def outlook(self, lane: str, *, leaving: bool = False) -> Literal["go on", "closed", "hung"]:
+    async def heartbeat(self, lane: str, *, leaving: bool = False) -> Literal["go on", "closed", "hung"]:
         """Return closed if the study is over, and hung if the lane's trial was silent for too long, which ends the
         trial.
 

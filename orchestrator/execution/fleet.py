@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from batchscout.orchestrator.decisions.director import Wanted
 from batchscout.orchestrator.execution.dispatcher import DispatcherHandle, LaneState, LaneTold
 from batchscout.orchestrator.execution.nodes.autoscaler import AskerHandle
-from batchscout.orchestrator.execution.nodes.growth import Growth, OpenLane, Scene, decide
+from batchscout.orchestrator.execution.nodes.growth import Growth, OpenLane, ScalingState, decide
 from batchscout.orchestrator.execution.nodes.node_kinds import Choice, nodes_of
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.execution.nodes.room import bundles_of, bundles_of_whole, lanes_held
@@ -36,8 +36,8 @@ SECONDS_TO_STOP = 10.0
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What lanes stand on: nodes that come and go."""
+class ClusterResources:
+    """The nodes that lanes may run on, which come and go."""
 
     shape: LaneShape
     choice: Choice
@@ -76,40 +76,40 @@ class Ground:
         ray.kill(self.asker)
 
 
-def wait_for_room(ground: Ground, num_nodes: int, say: Callable[[str], None]) -> None:
+def wait_for_room(resources: ClusterResources, num_nodes: int, say: Callable[[str], None]) -> None:
     """Wait until the nodes hold a lane, and there are so many of them, for as long as it takes: the autoscaler is asked for the room.
     Until there is a node nothing can be known of what the study runs on. Raises ValueError where it starts another kind than the study's."""
     asked = "room for 1 lane" if num_nodes == 1 else f"{num_nodes - 1} beside the head"
-    said, lacks = "", _lacking(ground, num_nodes)
+    said, lacks = "", _lacking(resources, num_nodes)
     if lacks:
-        ground.ask_for(1) if num_nodes == 1 else ground.ask_for_nodes(num_nodes - 1)
+        resources.ask_for(1) if num_nodes == 1 else resources.ask_for_nodes(num_nodes - 1)
     while lacks:
         if lacks != said:
             say(f"the cluster has {lacks}: its autoscaler is asked for {asked}, and the study begins then")
         time.sleep(SECONDS_BETWEEN_LOOKS)
-        ground.choice.refuse_another_kind(nodes_of(nodes_that_stay()))
-        said, lacks = lacks, _lacking(ground, num_nodes)
+        resources.choice.refuse_another_kind(nodes_of(nodes_that_stay()))
+        said, lacks = lacks, _lacking(resources, num_nodes)
 
 
-def _lacking(ground: Ground, num_nodes: int) -> str:
+def _lacking(resources: ClusterResources, num_nodes: int) -> str:
     """Return what the cluster has too little of, in words; nothing where it has enough."""
     there = len(nodes_of(nodes_that_stay()))
     if there < num_nodes:
         return f"{there} of {counted(num_nodes, 'node')} (--min-nodes)"
-    return "" if ground.lanes_held() else f"no {ground.needs()}"
+    return "" if resources.lanes_held() else f"no {resources.needs()}"
 
 
 class Fleet:
     """Opens and releases lanes while a study runs."""
 
     def __init__(
-        self, ground: Ground, dispatcher: DispatcherHandle, open_lane: Callable[[], str], say: Callable[[str], None],
+        self, resources: ClusterResources, dispatcher: DispatcherHandle, open_lane: Callable[[], str], say: Callable[[str], None],
         seconds_to_recover: float = SECONDS_TO_RECOVER,
     ) -> None:  # fmt: skip
         """open_lane: opens one more lane, and returns its name. say: shows people what happens. seconds_to_recover: for how long the
         Dispatcher, or what asks for nodes, may not be reached until that ends the study."""
         self._seconds_to_recover = seconds_to_recover
-        self._ground, self._dispatcher, self._open_lane, self._say = ground, dispatcher, open_lane, say
+        self._resources, self._dispatcher, self._open_lane, self._say = resources, dispatcher, open_lane, say
         self._opened: dict[str, float] = {}
         """The lanes that were neither released nor given up, and when each was opened."""
         self._wanted = Wanted(1, more_may_come=True)  # the first lane tells what the study runs on
@@ -135,7 +135,7 @@ class Fleet:
         self._is_over.set()
         self._thread.join(SECONDS_TO_STOP)
         with contextlib.suppress(RayError):  # a cluster that is gone starts no nodes
-            self._ground.ask_for_nothing_more()
+            self._resources.ask_for_nothing_more()
 
     def hear(self, wanted: Wanted) -> None:
         """Take in what trials there are. Raises what went wrong in the thread."""
@@ -173,8 +173,8 @@ class Fleet:
         for name in given_up & self._opened.keys():
             del self._opened[name]
         lanes = [self._open(name, told.get(name)) for name in self._opened]
-        room, most = self._ground.lanes_held(), self._ground.shape.num_lanes - len(given_up)
-        growth = decide(Scene(self._wanted, lanes, room, most, self._ground.idle_release_seconds))
+        room, most = self._resources.lanes_held(), self._resources.shape.num_lanes - len(given_up)
+        growth = decide(ScalingState(self._wanted, lanes, room, most, self._resources.idle_release_seconds))
         self._carry_out(growth)
         self._num_lanes = min(len(self._opened), room)
         self._note(growth, room)
@@ -191,7 +191,7 @@ class Fleet:
         for _ in range(growth.open):
             self._opened[self._open_lane()] = time.monotonic()
         if growth.ask != self._asked:
-            self._ground.ask_for(growth.ask)
+            self._resources.ask_for(growth.ask)
             self._asked = growth.ask
 
     def _note(self, growth: Growth, room: int) -> None:
@@ -199,7 +199,7 @@ class Fleet:
         asked = growth.ask if growth.ask > room else 0
         if (self._num_lanes, asked) == self._last:
             return
-        fewer, most = self._num_lanes < self._last[0] and not growth.release, self._ground.shape.num_lanes
+        fewer, most = self._num_lanes < self._last[0] and not growth.release, self._resources.shape.num_lanes
         why = f"nodes went: those that are there hold {counted(room, 'lane')}" if fewer else growth.reason
         why = why or f"the nodes hold {counted(room, 'lane')}"
         self._last = self._num_lanes, asked

@@ -25,7 +25,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 
 from batchscout.orchestrator.execution.controller import Ranks, TellCause
 from batchscout.orchestrator.execution.dispatcher import Dispatcher, DispatcherHandle
-from batchscout.orchestrator.execution.fleet import Fleet, Ground
+from batchscout.orchestrator.execution.fleet import ClusterResources, Fleet
 from batchscout.orchestrator.execution.group import serve
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.execution.ray_private.cluster import ON_THE_HEAD, free_placement_groups
@@ -88,11 +88,11 @@ def open_lanes(
     say: Callable[[str], None],
     max_silent_seconds: float | None = None,
     measured_on: Device | None = None,
-    ground: Ground | None = None,
+    resources: ClusterResources | None = None,
 ) -> Iterator[Lanes]:
     """Start the lanes in the background, and end every process on leaving. say: shows people what happens.
     measured_on: what the study has measured on; a lane on another kind of GPU runs nothing.
-    ground: what nodes there are, where they come and go, and the lanes with them; None: all lanes are started now."""
+    resources: what nodes there are, where they come and go, and the lanes with them; None: all lanes are started now."""
     for name, value in LANE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     token = uuid.uuid4().hex[:8]
@@ -107,12 +107,12 @@ def open_lanes(
         return name
 
     try:
-        if ground is None or ground.asker is None:
+        if resources is None or resources.asker is None:
             for _ in range(shape.num_lanes):
                 open_lane()
             yield lanes
         else:
-            with _growing(Fleet(ground, lanes.dispatcher, open_lane, say)) as fleet:
+            with _growing(Fleet(resources, lanes.dispatcher, open_lane, say)) as fleet:
                 yield replace(lanes, fleet=fleet)
     finally:
         _send_home(lanes.dispatcher, threads)
@@ -197,7 +197,7 @@ class _LaneKeeper:
         return None
 
     def _is_another_wanted(self, loss: str | None) -> bool:
-        if loss is None and ray.get(self.dispatcher.outlook.remote(self.lane)) == "closed":
+        if loss is None and ray.get(self.dispatcher.heartbeat.remote(self.lane)) == "closed":
             return False
         trouble = self._remove_what_it_left()
         if has_no_room(loss):

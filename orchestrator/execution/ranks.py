@@ -94,8 +94,8 @@ class Place:
         """Wait for rank 0's last word: if this process ended now, rank 0 could not say it."""
         ray.get(self.dispatcher.until_freed.remote(self.lane, assignment.key))
 
-    def outlook(self, *, leaving: bool) -> str:
-        return ray.get(self.dispatcher.outlook.remote(self.lane, leaving=leaving))
+    def heartbeat(self, *, leaving: bool) -> str:
+        return ray.get(self.dispatcher.heartbeat.remote(self.lane, leaving=leaving))
 
 
 def serve(told: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ def _run(assignment: Assignment, place: Place) -> bool:
     clean = run_and_say(assignment, place)
     leaving = _is_leaving()
     if leaving:  # said before the group ends: rank 0 may have taken another trial by then
-        place.outlook(leaving=True)
+        place.heartbeat(leaving=True)
     if clean and (assignment.recycle_after or leaving):
         place.wait_until_freed(assignment)
     return clean and not assignment.recycle_after and not leaving
@@ -179,14 +179,14 @@ def _exit_with_the_study(place: Place) -> None:
     """
 
     def watch() -> None:
-        outlook = "go on"
-        while outlook == "go on":
+        told = "go on"
+        while told == "go on":
             time.sleep(SECONDS_BETWEEN_LOOKS)
             try:
-                outlook = place.outlook(leaving=_is_leaving())
+                told = place.heartbeat(leaving=_is_leaving())
             except RayError:
-                outlook = "the driver is gone"
-        if outlook != "closed":
+                told = "the driver is gone"
+        if told != "closed":
             end_descendants()
             os._exit(1)
 
@@ -214,7 +214,7 @@ def run_and_say(assignment: Assignment, place: Place) -> bool:
 
     device = pick_device()
     idle_bytes = 0 if device.type == "cuda" else memory.idle_bytes(device)
-    last_word, clean = memory.without_after_effects(device, lambda: last_word_of(assignment, place))
+    last_word, clean = memory.without_after_effects(device, lambda: run_trial(assignment, place))
     if clean:  # otherwise the device may be unusable, and the process ends in any case
         ran_out = last_word is not None and last_word.outcome == "out_of_memory"
         clean = is_fit(memory.bytes_kept(device), idle_bytes, ran_out=ran_out, on_gpu=device.type == "cuda")
@@ -222,7 +222,7 @@ def run_and_say(assignment: Assignment, place: Place) -> bool:
         place.say(assignment, last_word)
         ray.get(place.dispatcher.freed.remote(place.lane))
     elif not clean:  # the group ends with this process: no other trial begins here, and rank 0 may still save and say what came of this one
-        place.outlook(leaving=True)
+        place.heartbeat(leaving=True)
         place.wait_until_freed(assignment)
     return clean
 
@@ -240,7 +240,7 @@ def is_fit(kept_bytes: int | None, idle_bytes: int, *, ran_out: bool, on_gpu: bo
     return not ran_out or kept_bytes - idle_bytes <= MEMORY_TOLERANCE_BYTES
 
 
-def last_word_of(assignment: Assignment, place: Place) -> tuple[Message | None, bool]:
+def run_trial(assignment: Assignment, place: Place) -> tuple[Message | None, bool]:
     """Return the trial's last word, if this rank has it, and whether the process may go on.
 
     No exception outlives this frame: it would keep the whole model alive.

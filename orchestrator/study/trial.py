@@ -62,7 +62,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial that a stage wants; its id says what it is, so that the same wish is the same trial."""
+    """A trial that a stage wants. Ids are deterministic, so proposing one twice is harmless."""
 
     id: str
     stage: str

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from batchscout.orchestrator.decisions.director import Wanted
-from batchscout.orchestrator.execution.fleet import Fleet, Ground
+from batchscout.orchestrator.execution.fleet import ClusterResources, Fleet
 from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.study.state import Halted
@@ -45,7 +45,7 @@ def test_a_dispatcher_that_has_died_ends_the_study_with_a_word() -> None:
     assert ray.get(dispatcher.lanes.remote()) == {}
     ray.kill(dispatcher)
     until(lambda: is_dead(dispatcher), "the dispatcher has died", 60)
-    ground = Ground(LaneShape(1, 1, 1, use_gpu=False), Choice((Node("a", 1),)), idle_release_seconds=60.0)
+    ground = ClusterResources(LaneShape(1, 1, 1, use_gpu=False), Choice((Node("a", 1),)), idle_release_seconds=60.0)
     fleet = Fleet(ground, dispatcher, never, print, seconds_to_recover=0.5)
 
     def is_told() -> bool:

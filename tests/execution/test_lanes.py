@@ -313,10 +313,10 @@ class TestIdle:
             dispatcher = Dispatcher(num_lanes=1)
             idle = asyncio.create_task(dispatcher.take("lane", "group", 1))
             await asyncio.sleep(0)
-            assert await dispatcher.outlook("lane") == "go on"
+            assert await dispatcher.heartbeat("lane") == "go on"
             await dispatcher.close()
             assert await idle is None
-            assert await dispatcher.outlook("lane") == "closed"
+            assert await dispatcher.heartbeat("lane") == "closed"
 
         play(scene())
 
@@ -325,9 +325,9 @@ class TestRunning:
     def test_a_trial_that_says_nothing_for_too_long_fails_and_its_lane_is_told_to_end(self) -> None:
         async def scene() -> None:
             dispatcher = Dispatcher(num_lanes=1, max_silent_seconds=0)
-            assert await dispatcher.outlook("lane") == "go on", "nothing to say"
+            assert await dispatcher.heartbeat("lane") == "go on", "nothing to say"
             await running(dispatcher)
-            assert await dispatcher.outlook("lane") == "hung"
+            assert await dispatcher.heartbeat("lane") == "hung"
             last = await dispatcher.next_message("a")
             assert last.reason.startswith("it said nothing for 0 s, longer than kill.max")
             await dispatcher.until_freed("lane", "a")
@@ -351,10 +351,10 @@ class TestRunning:
             await running(dispatcher)
             for _ in range(3):
                 now += 9
-                assert await dispatcher.outlook("lane") == "go on"
+                assert await dispatcher.heartbeat("lane") == "go on"
                 await dispatcher.say("a", Message())
             now += 11
-            assert await dispatcher.outlook("lane") == "hung"
+            assert await dispatcher.heartbeat("lane") == "hung"
 
         play(scene())
 
@@ -362,7 +362,7 @@ class TestRunning:
         async def scene() -> None:
             patient = Dispatcher(num_lanes=1)
             await running(patient)
-            assert await patient.outlook("lane") == "go on"
+            assert await patient.heartbeat("lane") == "go on"
 
         play(scene())
 
@@ -465,10 +465,10 @@ class TestAwaitingItsVerdict:
             await running(dispatcher)
             asked = asyncio.create_task(dispatcher.ask("a", Message()))
             await dispatcher.next_message("a")
-            assert await dispatcher.outlook("lane") == "go on"
+            assert await dispatcher.heartbeat("lane") == "go on"
             await dispatcher.dismiss("a")
             assert await asked == "stop"
-            assert await dispatcher.outlook("lane") == "hung", "told to stop, it must say that it has"
+            assert await dispatcher.heartbeat("lane") == "hung", "told to stop, it must say that it has"
 
         play(scene())
 
@@ -476,7 +476,7 @@ class TestAwaitingItsVerdict:
         async def scene() -> None:
             dispatcher = Dispatcher(num_lanes=1)
             await running(dispatcher)
-            await dispatcher.outlook("lane", leaving=True)
+            await dispatcher.heartbeat("lane", leaving=True)
             waiting = asyncio.create_task(dispatcher.ask("a", Message(evaluated=True)))
             assert (await dispatcher.next_message("a")).evaluated
             following = asyncio.create_task(dispatcher.next_message("a"))
@@ -625,7 +625,7 @@ class TestDyingUnderATrial:
             await running(dispatcher)
             await dispatcher.say("a", Message(outcome="complete"))
             await dispatcher.freed("lane")
-            await dispatcher.outlook("lane", leaving=leaving)
+            await dispatcher.heartbeat("lane", leaving=leaving)
             await dispatcher.group_died("lane", "rank 0: killed", blame, lost)
             await dispatcher.introduce("lane", Host("a", "", 0))
             await running(dispatcher, "b", group="second group")
@@ -662,7 +662,7 @@ class TestLeaving:
             dispatcher = Dispatcher(num_lanes=1)
             await running(dispatcher)
             assert await dispatcher.say("a", Message()) == "go on"
-            assert await dispatcher.outlook("lane", leaving=True) == "go on", "it has time to save"
+            assert await dispatcher.heartbeat("lane", leaving=True) == "go on", "it has time to save"
             assert await dispatcher.say("a", Message(metrics={"samples_seen": 8})) == "stop"
             assert await dispatcher.say("a", Message(outcome="stopped")) == "stop"
             await dispatcher.freed("lane")
@@ -680,7 +680,7 @@ class TestLeaving:
         async def scene() -> None:
             dispatcher = Dispatcher(num_lanes=1)
             await running(dispatcher)
-            await dispatcher.outlook("lane", leaving=True)
+            await dispatcher.heartbeat("lane", leaving=True)
             await dispatcher.group_died("lane", "rank 0: killed", "trial")
             await dispatcher.introduce("lane", Host("a", "", 0))
             await dispatcher.assign(assignment("b"))
@@ -694,7 +694,7 @@ class TestLeaving:
             dispatcher = Dispatcher(num_lanes=1)
             idle = asyncio.create_task(dispatcher.take("lane", "group", 1))
             await asyncio.sleep(0)
-            await dispatcher.outlook("lane", leaving=True)
+            await dispatcher.heartbeat("lane", leaving=True)
             assert await idle is None
 
         play(scene())
@@ -703,7 +703,7 @@ class TestLeaving:
         async def scene() -> None:
             dispatcher = Dispatcher(num_lanes=1, max_silent_seconds=0)
             await running(dispatcher)
-            assert await dispatcher.outlook("lane", leaving=True) == "hung"
+            assert await dispatcher.heartbeat("lane", leaving=True) == "hung"
             assert (await dispatcher.next_message("a")).outcome == "failed"
 
         play(scene())
@@ -795,10 +795,10 @@ class TestReleased:
             await asyncio.sleep(0)
             assert await dispatcher.release("lane")
             assert (await asked, await followed) == (None, None)
-            assert await dispatcher.outlook("lane") == "closed"
-            assert await dispatcher.outlook("lane", leaving=True) == "closed"
+            assert await dispatcher.heartbeat("lane") == "closed"
+            assert await dispatcher.heartbeat("lane", leaving=True) == "closed"
             await running(dispatcher, lane="other", group="other group")
-            assert await dispatcher.outlook("other") == "go on"
+            assert await dispatcher.heartbeat("other") == "go on"
 
         play(scene())
 

@@ -25,8 +25,8 @@ from batchscout.orchestrator.execution.ranks import (
     LaneRecycled,
     Place,
     is_fit,
-    last_word_of,
     memory_reason,
+    run_trial,
     trials_read_by,
     where_a_gpu_failed,
     where_paths_begin,
@@ -89,7 +89,7 @@ def test_a_rank_alone_may_go_on_after_running_out_of_memory_and_one_of_several_m
     """Of several, the others wait in a collective for this one."""
     monkeypatch.setattr(loop, "warm_up", model_that_runs_out_of_memory)
     assignment = Assignment("a", tiny.config(world_size=world_size).model_dump_json(), str(tmp_path), token="t")
-    said, may_go_on = last_word_of(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
+    said, may_go_on = run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
     assert said is not None
     assert (said.outcome, said.reason) == ("out_of_memory", "2.50 GiB more did not fit into the device")
     assert may_go_on == (world_size == 1)
@@ -114,7 +114,7 @@ def test_what_cudnn_swallowed_is_out_of_memory_where_the_runs_own_limit_leaves_l
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: (8 << 30) - (1 << 20))
     config_json = tiny.config(memory_limit_bytes=limit_bytes).model_dump_json()
-    said, _ = last_word_of(
+    said, _ = run_trial(
         Assignment("a", config_json, str(tmp_path), token="t"), SilentPlace(dispatcher=None, lane="lane", rank=0)
     )
     assert said is not None
@@ -143,7 +143,7 @@ def test_a_collective_without_room_is_out_of_memory_and_one_without_a_peer_is_no
             raise RuntimeError(text)
 
         monkeypatch.setattr(loop, "warm_up", fails)
-        return last_word_of(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
+        return run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
 
     said, may_go_on = last_word_after(NCCL_WITHOUT_ROOM)
     assert (said.outcome, may_go_on) == ("out_of_memory", False)
@@ -161,7 +161,7 @@ def test_a_rank_alone_may_go_on_after_its_storage_failed_and_one_of_several_may_
 
     monkeypatch.setattr(loop, "warm_up", fails)
     assignment = Assignment("a", tiny.config(world_size=world_size).model_dump_json(), str(tmp_path), token="t")
-    said, may_go_on = last_word_of(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
+    said, may_go_on = run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
     assert said is not None
     assert said.outcome == "no_storage"
     assert may_go_on == (world_size == 1)
@@ -199,7 +199,7 @@ def test_a_rank_that_is_not_fit_for_another_trial_lets_rank_0_say_what_came_of_t
     dispatcher = NotedCalls()
     monkeypatch.setattr(ranks.ray, "get", lambda answer: answer)
     monkeypatch.setattr(memory, "bytes_kept", lambda _: kept_bytes)
-    monkeypatch.setattr(ranks, "last_word_of", lambda *_: (None, True))
+    monkeypatch.setattr(ranks, "run_trial", lambda *_: (None, True))
     place = Place(dispatcher=dispatcher, lane="lane", rank=1)
     assert ranks.run_and_say(Assignment("a", "{}", str(tmp_path), token="t"), place) == (kept_bytes == 0)
     assert [name for name, _ in dispatcher.noted] == calls
@@ -223,7 +223,7 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_what_to_do(monkeypatch: pyt
 
 def last_word(directory: Path, **changes: Any) -> Message:
     assignment = Assignment("grid-a", tiny.config(**changes).model_dump_json(), str(directory), token="t")
-    said, _ = last_word_of(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
+    said, _ = run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
     assert said is not None
     return said
 

@@ -71,7 +71,7 @@ MemoryKnobsTogether = Annotated[MemoryKnobs, AfterValidator(_compatible)]
 def check_knobs(config: TrialConfig) -> None:
     """Raise ValueError where a knob does not go with the rest of the trial: it names both, and the way out."""
     for name in config.memory_knobs:
-        if reason := knob(name).in_the_way(config):
+        if reason := knob(name).incompatible_with(config):
             raise ValueError(f"memory_knobs has {name}: {reason}")
 
 

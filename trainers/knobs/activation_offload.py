@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 NAME = "activation_offload"
 
 
-def _in_the_way(config: TrialConfig) -> str:
+def _incompatible_with(config: TrialConfig) -> str:
     if config.parallel == "ddp":
         return ""
     return (
@@ -26,6 +26,6 @@ KNOB = Knob(
     words="activations offloaded to the host",
     effect="none",
     changes="loss",
-    in_the_way=_in_the_way,
+    incompatible_with=_incompatible_with,
     missing=needs_cuda("it moves what the backward pass needs from a GPU"),
 )

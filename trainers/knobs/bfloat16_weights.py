@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 NAME = "bfloat16_weights"
 
 
-def _in_the_way(config: TrialConfig) -> str:
+def _incompatible_with(config: TrialConfig) -> str:
     optimizer = config.optimizer
     return first(
         f"its updates are AdamW's, and optimizer.type is {optimizer.type}; set optimizer.type: adamw, or leave it out"
@@ -41,6 +41,6 @@ KNOB = Knob(
     words="weights in bfloat16, rounded stochastically",
     effect="loss",
     changes="optimizer",
-    in_the_way=_in_the_way,
+    incompatible_with=_incompatible_with,
     excludes=("optimizer_8bit",),
 )

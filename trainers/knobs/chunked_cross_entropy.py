@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NAME = "chunked_cross_entropy"
 
 
-def _in_the_way(config: TrialConfig) -> str:
+def _incompatible_with(config: TrialConfig) -> str:
     return first(_other_loss(config), _shards(config))
 
 
@@ -50,6 +50,6 @@ KNOB = Knob(
     words="cross-entropy in chunks",
     effect="none",
     changes="loss",
-    in_the_way=_in_the_way,
+    incompatible_with=_incompatible_with,
     tried_by_itself=True,
 )

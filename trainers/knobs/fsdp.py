@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 NAME = "fsdp"
 
 
-def _in_the_way(config: TrialConfig) -> str:
+def _incompatible_with(config: TrialConfig) -> str:
     return first(
         "it shards the model over ranks, and world_size is 1; raise it, or leave the knob out"
         if config.world_size == 1
@@ -32,6 +32,6 @@ KNOB = Knob(
     words="the model in shards over the ranks (FSDP)",
     effect="rounding",
     changes="settings",
-    in_the_way=_in_the_way,
+    incompatible_with=_incompatible_with,
     excludes=("activation_offload", "bfloat16_weights", "optimizer_offload"),
 )

@@ -31,7 +31,7 @@ class Knob:
     and ranks add in another order. loss: training itself differs, so the loss must be looked at."""
     changes: Part
     """The part of a run that it replaces: settings of the trial, the module, its loss, or its optimizer."""
-    in_the_way: Callable[[TrialConfig], str] = nothing
+    incompatible_with: Callable[[TrialConfig], str] = nothing
     """Returns what of a trial's configuration it does not go with, ending with the way out; empty if it goes."""
     missing: Callable[[str], str] = nothing
     """Returns what a machine whose device is of this type (cpu, cuda) lacks, ending with the way out; empty if it has all."""

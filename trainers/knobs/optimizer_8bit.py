@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 NAME = "optimizer_8bit"
 
 
-def _in_the_way(config: TrialConfig) -> str:
+def _incompatible_with(config: TrialConfig) -> str:
     if config.optimizer.type in ("adamw", "adamw_8bit"):
         return ""
     return (
@@ -33,7 +33,7 @@ KNOB = Knob(
     words="AdamW's moments in 8 bits",
     effect="loss",
     changes="settings",
-    in_the_way=_in_the_way,
+    incompatible_with=_incompatible_with,
     missing=_missing,
     excludes=("bfloat16_weights", "optimizer_offload"),
 )

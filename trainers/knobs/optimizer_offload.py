@@ -15,7 +15,7 @@ WITH_PLAIN_STATE = ("adamw", "sgd", "adafactor")
 """The optimizers that treat every parameter by itself, and keep ordinary tensors for it."""
 
 
-def _in_the_way(config: TrialConfig) -> str:
+def _incompatible_with(config: TrialConfig) -> str:
     kind = config.optimizer.type
     return first(
         f"it moves an optimizer's state parameter by parameter, which is known of {', '.join(WITH_PLAIN_STATE)}, and "
@@ -33,7 +33,7 @@ KNOB = Knob(
     words="the optimizer's state offloaded to the host",
     effect="none",
     changes="optimizer",
-    in_the_way=_in_the_way,
+    incompatible_with=_incompatible_with,
     missing=needs_cuda("it moves the optimizer's state from a GPU"),
     excludes=("optimizer_8bit",),
 )

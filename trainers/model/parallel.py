@@ -87,7 +87,7 @@ def several_ranks() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
-def gradients_meet(model: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+def gradient_sync(model: nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
     """Return the context for forward *and* backward of one micro-batch: ranks exchange gradients in a step's last one
     only.
 

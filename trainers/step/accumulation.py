@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from batchscout.trainers.model.contract import check_loss
 from batchscout.trainers.model.losses import LossFunction
-from batchscout.trainers.model.parallel import gradients_meet, local, loss_of, several_ranks, whole
+from batchscout.trainers.model.parallel import gradient_sync, local, loss_of, several_ranks, whole
 from batchscout.trainers.noise.gradient_noise import MicroGradientNorms
 
 
@@ -36,7 +36,7 @@ def accumulate_gradient(
     total_targets: Tensor | int = 0
     for index, batch in enumerate(micro_batches):
         last = index == num_micro_batches - 1
-        with gradients_meet(model, last):
+        with gradient_sync(model, last):
             loss_sum, num_targets = check_loss(loss_of(model, loss_function, batch))
             (loss_sum * scale).backward()
         if norms is not None:

@@ -22,7 +22,7 @@ class OpenLane:
 
 
 @dataclass(frozen=True)
-class Scene:
+class ScalingState:
     """What a decision goes by."""
 
     wanted: Wanted
@@ -49,45 +49,45 @@ class Growth:
     """For people; empty where there is nothing to do."""
 
 
-def decide(scene: Scene) -> Growth:
+def decide(state: ScalingState) -> Growth:
     """Return what brings the lanes to as many as there are trials for, and no further than nodes may hold them."""
-    useful = min(scene.wanted.num_trials, scene.most)
-    spare = len(scene.lanes) - useful
+    useful = min(state.wanted.num_trials, state.most)
+    spare = len(state.lanes) - useful
     if spare > 0:
-        return _released(scene, spare)
-    opened = max(0, min(useful, scene.room) - len(scene.lanes))
+        return _released(state, spare)
+    opened = max(0, min(useful, state.room) - len(state.lanes))
     # A node that has come is idle, and might end, until its lane has taken it.
-    has_all = useful <= min(scene.room, sum(bool(lane.node) for lane in scene.lanes))
+    has_all = useful <= min(state.room, sum(bool(lane.node) for lane in state.lanes))
     ask = 0 if has_all else useful
-    return Growth(opened, ask, (), _why_more(scene, useful, opened, ask))
+    return Growth(opened, ask, (), _why_more(state, useful, opened, ask))
 
 
-def _released(scene: Scene, spare: int) -> Growth:
+def _released(state: ScalingState, spare: int) -> Growth:
     """Give back lanes that no trial needs: at once if none can come for them, and else those that have waited long enough."""
-    least = 0.0 if not scene.wanted.more_may_come else scene.idle_release_seconds
-    idle = [lane for lane in scene.lanes if lane.idle_seconds is not None and lane.idle_seconds >= least]
-    busy = Counter(lane.node for lane in scene.lanes if lane.idle_seconds is None)
+    least = 0.0 if not state.wanted.more_may_come else state.idle_release_seconds
+    idle = [lane for lane in state.lanes if lane.idle_seconds is not None and lane.idle_seconds >= least]
+    busy = Counter(lane.node for lane in state.lanes if lane.idle_seconds is None)
     # First those that have no node, or have lost it: trials would wait for them. A node goes only once it has no lane, so
     # those beside trials go last.
     idle.sort(key=lambda lane: (bool(lane.node), busy[lane.node], -(lane.idle_seconds or 0.0), lane.name))
     released = tuple(lane.name for lane in idle[:spare])
     if not released:
         return Growth()
-    return Growth(release=released, reason=_why_fewer(scene, len(released)))
+    return Growth(release=released, reason=_why_fewer(state, len(released)))
 
 
-def _why_fewer(scene: Scene, num_released: int) -> str:
+def _why_fewer(state: ScalingState, num_released: int) -> str:
     have, them = ("has", "it") if num_released == 1 else ("have", "them")
     lanes = counted(num_released, "lane")
-    if scene.wanted.more_may_come:
-        return f"{lanes} {have} had no trial for {scene.idle_release_seconds:g} s (placement.idle_release_seconds)"
+    if state.wanted.more_may_come:
+        return f"{lanes} {have} had no trial for {state.idle_release_seconds:g} s (placement.idle_release_seconds)"
     return f"no trial is left for {them}: {lanes} given back"
 
 
-def _why_more(scene: Scene, useful: int, opened: int, ask: int) -> str:
-    runnable = f"{counted(scene.wanted.num_trials, 'trial')} can run"
-    if useful > scene.room:
-        return f"{runnable} and the nodes hold {counted(scene.room, 'lane')}: the autoscaler is asked for room for {useful}"
+def _why_more(state: ScalingState, useful: int, opened: int, ask: int) -> str:
+    runnable = f"{counted(state.wanted.num_trials, 'trial')} can run"
+    if useful > state.room:
+        return f"{runnable} and the nodes hold {counted(state.room, 'lane')}: the autoscaler is asked for room for {useful}"
     if opened:
-        return f"{runnable}, and the nodes hold {counted(scene.room, 'lane')}"
+        return f"{runnable}, and the nodes hold {counted(state.room, 'lane')}"
     return "a lane that starts is waited for" if ask else ""

@@ -63,7 +63,7 @@ def with_knobs(context: StageContext[Frontier], ground: Mode, names: tuple[str, 
         return None
     mode = replace(ground, memory_knobs=all_of_them)
     plain = base_trial(context.config, None).model_copy(update={**mode.fields(), "gradient_accumulation_steps": 1})
-    return None if any(knob(name).in_the_way(plain) for name in all_of_them) else mode
+    return None if any(knob(name).incompatible_with(plain) for name in all_of_them) else mode
 
 
 @dataclass(frozen=True)

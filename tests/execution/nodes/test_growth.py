@@ -10,7 +10,7 @@ import pytest
 
 from batchscout.orchestrator.decisions.director import Wanted
 from batchscout.orchestrator.execution.nodes.autoscaler import MayStart, NoAutoscaler, may_start
-from batchscout.orchestrator.execution.nodes.growth import Growth, OpenLane, Scene, decide
+from batchscout.orchestrator.execution.nodes.growth import Growth, OpenLane, ScalingState, decide
 from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node, chosen_nodes
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.execution.nodes.room import at_most, bundles_of, bundles_of_whole, lanes_held
@@ -20,7 +20,7 @@ BUSY, JUST_IDLE, LONG_IDLE = None, 1.0, 100.0
 STATES = [(BUSY, "node"), (JUST_IDLE, "node"), (LONG_IDLE, "node"), (JUST_IDLE, ""), (LONG_IDLE, "")]
 
 
-def scenes() -> Iterator[Scene]:
+def scenes() -> Iterator[ScalingState]:
     """Every number of trials and lanes up to three, in every state, with any room for them."""
     lanes_of = [
         [OpenLane(f"lane-{number}", idle, node) for number, (idle, node) in enumerate(states)]
@@ -28,10 +28,10 @@ def scenes() -> Iterator[Scene]:
         for states in itertools.product(STATES, repeat=count)
     ]
     for lanes, trials, room, most, more in itertools.product(lanes_of, range(4), range(5), range(4), (False, True)):
-        yield Scene(Wanted(trials, more), lanes, room, most, RELEASE_AFTER)
+        yield ScalingState(Wanted(trials, more), lanes, room, most, RELEASE_AFTER)
 
 
-def after(scene: Scene, growth: Growth) -> Scene:
+def after(scene: ScalingState, growth: Growth) -> ScalingState:
     """The scene once the decision was carried out: the new lanes have no trial yet."""
     kept = [lane for lane in scene.lanes if lane.name not in growth.release]
     return replace(scene, lanes=kept + [OpenLane(f"new-{number}", 0.0, "") for number in range(growth.open)])
@@ -95,24 +95,30 @@ def test_a_decision_that_was_carried_out_leaves_nothing_to_do_and_whatever_is_do
 
 def test_of_idle_lanes_those_whose_node_can_then_end_are_given_back_first() -> None:
     lanes = [OpenLane("busy", BUSY, "a"), OpenLane("beside it", 90.0, "a"), OpenLane("alone", 70.0, "b")]
-    growth = decide(Scene(Wanted(2, more_may_come=True), lanes, room=3, most=4, idle_release_seconds=RELEASE_AFTER))
+    growth = decide(
+        ScalingState(Wanted(2, more_may_come=True), lanes, room=3, most=4, idle_release_seconds=RELEASE_AFTER)
+    )
     assert growth.release == ("alone",)
     assert growth.reason == "1 lane has had no trial for 60 s (placement.idle_release_seconds)"
 
 
 def test_a_lane_that_has_lost_its_node_is_given_back_before_one_that_has_not() -> None:
     lanes = [OpenLane("up", LONG_IDLE, "a"), OpenLane("lost", JUST_IDLE, "")]
-    growth = decide(Scene(Wanted(1, more_may_come=False), lanes, room=1, most=2, idle_release_seconds=RELEASE_AFTER))
+    growth = decide(
+        ScalingState(Wanted(1, more_may_come=False), lanes, room=1, most=2, idle_release_seconds=RELEASE_AFTER)
+    )
     assert growth.release == ("lost",)
 
 
 def test_the_reasons_name_both_numbers() -> None:
-    asked = decide(Scene(Wanted(3, more_may_come=True), [], room=1, most=2, idle_release_seconds=RELEASE_AFTER))
+    asked = decide(ScalingState(Wanted(3, more_may_come=True), [], room=1, most=2, idle_release_seconds=RELEASE_AFTER))
     assert asked == Growth(
         1, 2, (), "3 trials can run and the nodes hold 1 lane: the autoscaler is asked for room for 2"
     )
     idle = [OpenLane("a", JUST_IDLE), OpenLane("b", JUST_IDLE)]
-    over = decide(Scene(Wanted(0, more_may_come=False), idle, room=2, most=2, idle_release_seconds=RELEASE_AFTER))
+    over = decide(
+        ScalingState(Wanted(0, more_may_come=False), idle, room=2, most=2, idle_release_seconds=RELEASE_AFTER)
+    )
     assert over.reason == "no trial is left for them: 2 lanes given back"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from batchscout.orchestrator.config.trial import base_trial
-from batchscout.orchestrator.execution.ranks import last_word_of
+from batchscout.orchestrator.execution.ranks import run_trial
 from batchscout.orchestrator.study.events import ClusterReady
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.messages import Assignment
@@ -184,7 +184,7 @@ def test_a_missing_object_in_the_journals_middle_is_named(store: ObjectStore) ->
 DRIVER = """
 import sys
 from batchscout.orchestrator.config.trial import base_trial
-from batchscout.orchestrator.execution.ranks import Place, last_word_of
+from batchscout.orchestrator.execution.ranks import Place, run_trial
 from batchscout.orchestrator.study.events import ClusterReady
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.storage.place import ObjectStore
@@ -403,7 +403,7 @@ def last_word_of_a_run(
     stored = StoredTrials(store, generation=3)
     config = base_trial(study_of(), None).model_dump_json()
     assignment = Assignment("a", config, "/the/drivers/trials/a", "token", stored=stored)
-    word, _ = last_word_of(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
+    word, _ = run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
     assert word is not None
     there = sorted(name.removeprefix("trials/a/") for name in store.stored("trials/a"))
     return word.outcome, there, names_below(stored.directory("a", "/the/drivers/trials/a"))
