@@ -35,6 +35,9 @@ from batchscout.orchestrator.verbs.running import plan, run, trial
 from batchscout.trainers.descendants import adopt_orphans
 from batchscout.trainers.files import StorageLost
 
+EXAMPLE = """example:
+  batchscout init train.py --lr 1e-3    # your script: writes study.yaml
+  batchscout run study.yaml             # ends with what to train with"""
 RUN_DIR = "a study's run directory, a folder or s3://bucket/name"
 EXPORTS = ("script", "torch", "hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 
@@ -98,15 +101,28 @@ def _refuse_lost_directory() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandLine(
         prog="batchscout",
-        description="Which micro-batch size, accumulation, activation checkpointing and learning rate to train with, and why.",
+        description="Which micro-batch size, accumulation, activation checkpointing and learning\nrate to train with, and why.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show the version that is installed, and exit")
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verbs = _verbs_of(parser, "VERB")
     _add_verbs_of_a_study_file(verbs)
     _add_verbs_of_a_run_directory(verbs)
     _add_launch(verbs)
     _add_helpers(verbs)
     return parser
+
+
+def _verbs_of(parser: argparse.ArgumentParser, metavar: str) -> Any:
+    """Have the parser take a verb, and print its help where none is typed."""
+
+    def show_help(_: argparse.Namespace) -> int:
+        parser.print_help()
+        return 0
+
+    parser.set_defaults(verb=show_help)
+    return parser.add_subparsers(metavar=metavar)
 
 
 def _add_verbs_of_a_study_file(verbs: Any) -> None:
@@ -165,9 +181,8 @@ def _add_what_becomes_of_earlier_trials(command: argparse.ArgumentParser) -> Non
 
 def _add_launch(verbs: Any) -> None:
     """Add `launch`, with a verb of its own for each scheduler."""
-    schedulers = verbs.add_parser("launch", help="Run a study as a job of a cluster's scheduler.").add_subparsers(
-        required=True, metavar="SCHEDULER"
-    )
+    text = "Run a study as a job of a cluster's scheduler."
+    schedulers = _verbs_of(verbs.add_parser("launch", help=text, description=text), "SCHEDULER")
     options_of = {slurm: _add_options_of_slurm, ray: _add_options_of_ray, kuberay: _add_options_of_kuberay}
     for scheduler, add_options in options_of.items():
         command = _verb(schedulers, scheduler, "study", "STUDY.yaml", "the study file")

@@ -172,7 +172,7 @@ def test_status_json_has_exactly_the_promised_keys(run_dir: Path, capsys: pytest
     code, out, err = call(capsys, "status", str(run_dir), "--json")
     assert (code, err) == (0, "")
     found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert list(found) == ["name", "stages", "trials"]
+    assert list(found) == ["name", "is_running", "stages", "trials"]
     assert found["stages"] == [{"type": "grid", "state": "running"}]
     assert {tuple(trial) for trial in found["trials"]} == {("id", "stage", "state", "reason", "config", "metrics")}
     states = {trial["state"] for trial in found["trials"]}
@@ -188,7 +188,7 @@ def test_status_reads_only(run_dir: Path, capsys: pytest.CaptureFixture[str]) ->
     before = (run_dir / "journal.jsonl").read_bytes()
     code, out, _ = call(capsys, "status", str(run_dir))
     assert code == 0
-    assert "grid: running" in out
+    assert "grid: stopped" in out, "nobody runs it"
     assert (run_dir / "journal.jsonl").read_bytes() == before
     assert sorted(path.name for path in run_dir.iterdir()) == [".lease", "journal.jsonl", "study.yaml"]
 
@@ -230,6 +230,38 @@ def test_no_sentence_is_broken_where_nothing_says_how_wide_it_may_be(
 def test_a_study_that_is_over_is_shown_once_to_who_watches_it(capsys: pytest.CaptureFixture[str]) -> None:
     over = str(Path(__file__).parent / "golden" / "quickstart")
     assert call(capsys, "status", over, "--watch") == call(capsys, "status", over)
+
+
+def test_what_was_running_when_the_driver_ended_has_stopped(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs are told by a key of its own whether anything runs: the states stay those of the journal."""
+    running = [
+        trial.id for trial in replay(run_dir / "journal.jsonl", "tiny").trials.values() if trial.state == "running"
+    ]
+    assert running
+
+    def told() -> tuple[str, str, bool]:
+        status, explained = (
+            call(capsys, "status", str(run_dir))[1],
+            call(capsys, "explain", str(run_dir), running[0])[1],
+        )
+        return status, explained, json.loads(call(capsys, "status", str(run_dir), "--json")[1])["is_running"]
+
+    status, explained, is_running = told()
+    assert not is_running
+    assert " running" not in status
+    assert f"{running[0]}: stopped" in explained
+    with Journal(run_dir / "journal.jsonl", "tiny"):
+        status, explained, is_running = told()
+    assert is_running
+    assert " stopped" not in status
+    assert "grid: running" in status
+    assert f"{running[0]}: running" in explained
+
+
+@pytest.mark.parametrize("words", [(), ("launch",)])
+def test_without_a_verb_the_help_is_shown(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    assert call(capsys, *words) == call(capsys, *words, "--help")
+    assert "example:" in call(capsys)[1]
 
 
 def test_status_says_that_nobody_runs_the_study_unless_it_is_over(

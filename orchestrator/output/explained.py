@@ -238,10 +238,10 @@ def _files(run_dir: Path, trial_id: str) -> dict[str, str]:
     return found | (kept if checkpoints else {})
 
 
-def print_explanation(told: Explanation) -> None:
-    """Print it for people."""
+def print_explanation(told: Explanation, state: str) -> None:
+    """Print it for people. state: that of the trial in words, as `status` shows it."""
     console = Terminal()
-    console.print(shown(f"{told.trial}: {told.state}", style="bold"))
+    console.print(shown(f"{told.trial}: {state}", style="bold"))
     stage = f"{told.stage}: {told.question}" if told.question else told.stage
     role = [("role", told.role)] if told.role else []
     sections = {

@@ -24,13 +24,15 @@ from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, Trial, TrialState
 from batchscout.orchestrator.terminal import printable
-from batchscout.orchestrator.units import seconds_text
+from batchscout.orchestrator.units import counted, seconds_text
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.notices import NoticeKind
 
 # A disk that fails may damage a file of every trial.
 MOST_NOTICES = 20
 _LEAST_ROOM = 30
+LEAST_ROWS_OF_TRIALS = 4
+"""Of a window: what is said before the stages leaves as many."""
 
 
 StageState = Literal["waiting", "running", "complete", "failed"]
@@ -69,19 +71,22 @@ class StudyStatus:
 
     name: str
     """The study's name."""
+    is_running: bool
+    """True if a process runs the study now. Where none does, `running` is the state in which a stage or a trial was left."""
     stages: tuple[StageStatus, ...]
     """In the order in which they run."""
     trials: tuple[TrialStatus, ...]
     """In the order in which they were proposed."""
 
 
-def json_pieces(config: StudyConfig, study: Study) -> Iterator[str]:
+def json_pieces(config: StudyConfig, study: Study, *, is_driven: bool) -> Iterator[str]:
     """Yield the text that `status --json` prints, a trial a line: StudyStatus as JSON.
 
-    All in one tree, 10,000 trials take 250 MB more.
+    All in one tree, 10,000 trials take 250 MB more. is_driven: True if a process runs the study now.
     """
     stages = [vars(StageStatus(stage.type, stage_state(stage.type, study))) for stage in config.stages]
-    yield f'{{"name": {json.dumps(config.name)},\n"stages": {json.dumps(stages)},\n"trials": ['
+    head = f'"name": {json.dumps(config.name)},\n"is_running": {json.dumps(is_driven)}'
+    yield f'{{{head},\n"stages": {json.dumps(stages)},\n"trials": ['
     before = "\n"
     for trial in study.trials.values():
         yield before + json.dumps(_trial_values(trial))
@@ -97,6 +102,11 @@ def stage_state(stage: str, study: Study) -> StageState:
     return "running" if stage in study.started else "waiting"
 
 
+def state_text(state: StageState | TrialState, *, is_driven: bool) -> str:
+    """Return the state for people. The journal is not told of the end of a process that is killed: what was running then has stopped."""
+    return "stopped" if state == "running" and not is_driven else str(state)
+
+
 def _trial_values(trial: Trial) -> dict[str, JsonValue]:
     status = TrialStatus(trial.id, trial.stage, trial.state, trial.explanation, trial.config, trial.metrics)
     config = trial.config.model_dump(mode="json", exclude={"device_peaks"})  # the machine's, not the trial's
@@ -109,6 +119,67 @@ def print_status(config: StudyConfig, study: Study, run_dir: str = RUN_DIR, *, i
     run_dir: as its user types it. is_driven: True if a process runs the study now.
     """
     console = Terminal()
+    _print_head(console, config, study, is_driven=is_driven)
+    for stage in config.stages:
+        context = StageContext(stage, config, study)
+        console.print()
+        _print_stage(console, context, is_driven=is_driven)
+        for lines in _trial_lines(context, console.width, is_driven=is_driven):
+            console.file.write(lines + "\n")  # without rich, which asks for the terminal's size at each line
+    console.print(shown(f"\n{_time_line(study)}"))
+
+
+def status_in_a_window(config: StudyConfig, study: Study, *, is_driven: bool, rows: int) -> str:
+    """Return as much of the same as fits a window of so many rows: of the trials those of the stage that has begun and is not concluded, first
+    what runs, then what ended last."""
+    console = Terminal()
+    with console.capture() as head:
+        _print_head(console, config, study, is_driven=is_driven)
+    stages, trials, place = list[str](), list[tuple[Trial, str]](), 0
+    for stage in config.stages:
+        context = StageContext(stage, config, study)
+        is_open = stage.type in study.started and stage.type not in study.conclusions
+        with console.capture() as of_stage:
+            if is_open:
+                _print_stage(console, context, is_driven=is_driven)
+            else:
+                count = f", {counted(len(context.trials()), 'trial')}" if context.trials() else ""
+                console.print(shown(f"{stage.type}: {stage_state(stage.type, study)}{count}", style="bold"))
+        stages += of_stage.get().splitlines()
+        if is_open:
+            place = len(stages)
+            lines = _trial_lines(context, console.width, is_driven=is_driven)
+            trials = list(zip(context.trials(), lines, strict=True))
+    with console.capture() as time:
+        console.print(shown(_time_line(study)))
+    room = rows - 1 - len(stages) - len(time.get().splitlines())
+    above = head.get().splitlines()
+    if len(above) > (most := max(2, room - LEAST_ROWS_OF_TRIALS)):
+        above = [*above[: most - 1], "..."]
+    stages[place:place] = _fitting(trials, room - len(above))
+    return "\n".join([*above, *stages, *time.get().splitlines()])
+
+
+def _fitting(trials: Sequence[tuple[Trial, str]], room: int) -> list[str]:
+    """Return the trials' lines in their order, as many trials as there is room for: first what runs, then what ended last."""
+    runs = [i for i, (trial, _) in enumerate(trials) if trial.state is TrialState.RUNNING]
+    waits = [i for i, (trial, _) in enumerate(trials) if trial.state is TrialState.WAITING]
+    order = [*runs, *(i for i in reversed(range(len(trials))) if i not in {*runs, *waits}), *waits]
+    heights = [text.count("\n") + 1 for _, text in trials]
+    num_kept = len(trials)
+    while num_kept and sum(heights[i] for i in order[:num_kept]) + (num_kept < len(trials)) > room:
+        num_kept -= 1
+    left_out = len(trials) - num_kept
+    more = [f"  ... and {left_out} more"] if left_out else []
+    return [line for i in sorted(order[:num_kept]) for line in trials[i][1].splitlines()] + more
+
+
+def _time_line(study: Study) -> str:
+    return "time: " + ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items())
+
+
+def _print_head(console: Terminal, config: StudyConfig, study: Study, *, is_driven: bool) -> None:
+    """Print what is said before the stages."""
     recommendation = recommend(config, study)
     console.print(shown(config.name, style="bold"))
     if not is_driven and not study.is_over(stage.type for stage in config.stages):
@@ -119,10 +190,6 @@ def print_status(config: StudyConfig, study: Study, run_dir: str = RUN_DIR, *, i
         console.print(shown(study.lanes_text))
     for line in notice_lines(study):
         console.print(shown(line, style="yellow"))
-    for stage in config.stages:
-        _print_stage(console, StageContext(stage, config, study))
-    parts = ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items())
-    console.print(shown(f"\ntime: {parts}"))
 
 
 def notice_lines(study: Study) -> list[str]:
@@ -139,24 +206,33 @@ def notice_lines(study: Study) -> list[str]:
     return lines if left_out <= 0 else [*lines[:MOST_NOTICES], f"and {left_out} more, in journal.jsonl"]
 
 
-def _print_stage(console: Terminal, context: StageContext[StageKeys]) -> None:
+def _print_stage(console: Terminal, context: StageContext[StageKeys], *, is_driven: bool) -> None:
+    """Print a stage's state and what it has found."""
     stage, study = context.stage.type, context.study
-    console.print(shown(f"\n{stage}: {stage_state(stage, study)}", style="bold"))
+    state = state_text(stage_state(stage, study), is_driven=is_driven)
+    console.print(shown(f"{stage}: {state}", style="bold"))
     conclusion = study.conclusions.get(stage)
     if conclusion:
         for line in (conclusion.reason, *conclusion.notes):
             console.print(shown(f"  {line}"))
-    trials = study.of_stage(stage)
-    if not trials:
-        return
-    if conclusion is None and (says := stage_of(context.stage).so_far(context)):
+    elif context.trials() and (says := stage_of(context.stage).so_far(context)):
         console.print(shown(f"  {says}"))
-    marked, unit = _marked(context), study.facts.rate_unit
-    rows = [_row(trial, unit, is_marked=trial.id == marked) for trial in trials]
+
+
+def _trial_lines(context: StageContext[StageKeys], width: int, *, is_driven: bool) -> list[str]:
+    """Return the lines of each of the stage's trials, one under the other."""
+    trials = context.trials()
+    marked, unit = _marked(context), context.study.facts.rate_unit
+    rows = [
+        (
+            f"{'*' if trial.id == marked else ' '} {trial.id}",
+            state_text(trial.state, is_driven=is_driven),
+            trial_metrics(trial, trial.metrics, unit),
+        )
+        for trial in trials
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    width = console.width
-    for row, trial in zip(rows, trials, strict=True):  # without rich, which asks for the terminal's size at each line
-        console.file.write(_line(row, widths, printable(trial.explanation), width) + "\n")
+    return [_line(row, widths, printable(trial.explanation), width) for row, trial in zip(rows, trials, strict=True)]
 
 
 def _marked(context: StageContext[StageKeys]) -> str | None:
@@ -168,11 +244,6 @@ def _marked(context: StageContext[StageKeys]) -> str | None:
         return winner
     best = best_so_far(context.trials())
     return best.id if best else None
-
-
-def _row(trial: Trial, rate_unit: str, *, is_marked: bool) -> tuple[str, str, str]:
-    """Return the trial's id, state and figures."""
-    return f"{'*' if is_marked else ' '} {trial.id}", str(trial.state), trial_metrics(trial, trial.metrics, rate_unit)
 
 
 def _line(row: Sequence[str], widths: Sequence[int], explanation: str, width: int) -> str:

@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 SECONDS_BETWEEN_LOOKS = 2.0
-_CLEAR = "\x1b[2J\x1b[3J\x1b[H"
+_TO_THE_TOP, _CLEAR_THE_REST_OF_A_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-def watch(show: Callable[[], bool], state: Callable[[], object], seconds: float = SECONDS_BETWEEN_LOOKS) -> None:
-    """Show, and show again whenever the state is another one, until `show` says that nothing will change any more.
+def watch(
+    in_a_window: Callable[[int], tuple[str, bool]],
+    show: Callable[[], bool],
+    state: Callable[[], object],
+    seconds: float = SECONDS_BETWEEN_LOOKS,
+) -> None:
+    """Show, and show again whenever the state is another one, until the study is over.
 
-    A terminal is cleared before; in a log one follows the other.
+    show: prints all, and returns whether the study is over; so a log is written, one state after the other. A terminal shows instead what
+    `in_a_window` returns for its rows, beside whether the study is over, on a screen of its own: what was printed before stays, and in the
+    end all is printed below it.
     """
-    shown: object = None
-    while True:
-        now = state()
-        if now != shown:
-            shown = now
-            if sys.stdout.isatty():
-                print(_CLEAR, end="")
+    if not sys.stdout.isatty():
+        for _ in _changes(state, seconds):
             is_over = show()
             sys.stdout.flush()
             if is_over:
                 return
+    with _own_screen():
+        for _ in _changes(lambda: (state(), shutil.get_terminal_size()), seconds):
+            text, is_over = in_a_window(shutil.get_terminal_size().lines)
+            if is_over:
+                break
+            lines = text.replace("\n", f"{_CLEAR_THE_REST_OF_A_LINE}\n")
+            print(f"{_TO_THE_TOP}{lines}{_CLEAR_THE_REST_OF_A_LINE}{_CLEAR_BELOW}", end="", flush=True)
+    show()
+
+
+def _changes(state: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Yield now, and then whenever the state is another one."""
+    before: object = None
+    while True:
+        if (now := state()) != before:
+            before = now
+            yield
         time.sleep(seconds)
+
+
+@contextlib.contextmanager
+def _own_screen() -> Iterator[None]:
+    """Have the terminal show another screen than the one with what was printed, without a cursor."""
+    print("\x1b[?1049h\x1b[?25l", end="", flush=True)
+    try:
+        yield
+    finally:
+        print("\x1b[?25h\x1b[?1049l", end="", flush=True)

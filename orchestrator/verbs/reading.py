@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 def status(arguments: argparse.Namespace) -> int:
     """Show stages, trials, states, the best so far, and why each was pruned."""
-    from batchscout.orchestrator.output.status import json_pieces
+    from batchscout.orchestrator.output.status import json_pieces, status_in_a_window
     from batchscout.orchestrator.output.watch import watch
     from batchscout.orchestrator.study.storage.lock import is_locked
 
     place: RunPlace = arguments.run_dir
     if arguments.json:
         with copy_to_read(place) as run_dir:
-            sys.stdout.writelines(json_pieces(*_open(run_dir)))
+            sys.stdout.writelines(json_pieces(*_open(run_dir), is_driven=_is_driven(place)))
         return 0
     if not arguments.watch:
         _show_status(place)
@@ -40,7 +40,15 @@ def status(arguments: argparse.Namespace) -> int:
         with own_file(journal, "read"):
             return (journal.stat().st_size if exists(journal) else 0), is_locked(journal)
 
-    watch(lambda: _show_status(place), state)
+    def in_a_window(rows: int) -> tuple[str, bool]:
+        config, study = _open(place)
+        text = status_in_a_window(config, study, is_driven=_is_driven(place), rows=rows)
+        return text, study.is_over(stage.type for stage in config.stages)
+
+    try:
+        watch(in_a_window, lambda: _show_status(place), state)
+    except KeyboardInterrupt:  # of who watches; the study goes on
+        return 130
     return 0
 
 
@@ -110,13 +118,15 @@ def explain(arguments: argparse.Namespace) -> int:
     """Show why a trial ran, what was decided with it, its result, and what it cost."""
     from batchscout.orchestrator.output.explained import explain_trial, print_explanation
     from batchscout.orchestrator.output.loaded import load
+    from batchscout.orchestrator.output.status import state_text
 
     with copy_to_read(arguments.run_dir) as run_dir:
         told = explain_trial(load(run_dir), arguments.trial)
+    state = state_text(told.state, is_driven=_is_driven(arguments.run_dir))
     if arguments.json:
         print(json.dumps(told.to_json(), indent=2))
     else:
-        print_explanation(told)
+        print_explanation(told, state)
     return 0
 
 

@@ -1,6 +1,21 @@
-"""A status that is watched is shown again when something has changed, and not otherwise."""
+"""A status that is watched is shown again when something has changed, and not otherwise; in a terminal as much of it as fits."""
 
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.loaded import load
+from batchscout.orchestrator.output.status import status_in_a_window
 from batchscout.orchestrator.output.watch import watch
+from batchscout.orchestrator.study.lines import read_lines
+from batchscout.orchestrator.study.state import Study
+
+RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
 
 
 def test_each_state_is_shown_once_until_the_study_is_over() -> None:
@@ -15,6 +30,68 @@ def test_each_state_is_shown_once_until_the_study_is_over() -> None:
         shown.append(seen[-1])
         return seen[-1] == "c"
 
-    watch(show, state, seconds=0)
+    watch(lambda rows: ("", True), show, state, seconds=0)
     assert shown == ["a", "b", "c"]
     assert next(states, None) is None
+
+
+def part_of_the_recorded_study(num_lines: int) -> tuple[StudyConfig, Study]:
+    config, study = load(RECORDED).config, Study("quickstart")
+    for line in list(read_lines(RECORDED / "journal.jsonl"))[:num_lines]:
+        study.apply(line.event)
+    return config, study
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (120, 40), (60, 16)])
+def test_whatever_a_study_has_come_to_its_status_fits_the_window_and_names_what_runs(
+    monkeypatch: pytest.MonkeyPatch, columns: int, rows: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    num_lines = len((RECORDED / "journal.jsonl").read_text().splitlines())
+    for number in range(2, num_lines, 7):
+        config, study = part_of_the_recorded_study(number)
+        lines = status_in_a_window(config, study, is_driven=True, rows=rows).splitlines()
+        assert len(lines) < rows, f"after {number} lines of the journal"
+        running = [trial.id for trial in study.trials.values() if trial.state == "running"]
+        assert all(any(name in line for line in lines) for name in running)
+        assert all(any(line.startswith(f"{stage.type}: ") for line in lines) for stage in config.stages)
+
+
+def test_of_trials_that_do_not_fit_the_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    config, study = part_of_the_recorded_study(40)
+    (stage,) = {trial.stage for trial in study.trials.values()}
+    shown = status_in_a_window(config, study, is_driven=True, rows=14).splitlines()
+    (left_out,) = [int(line.split()[2]) for line in shown if line.startswith("  ... and ")]
+    assert left_out + sum(stage in line[2:] and line[:2] in ("  ", "* ") for line in shown) == len(study.trials)
+
+
+def test_a_terminal_keeps_what_was_printed_before() -> None:
+    """It is watched on a screen of its own, which ends with Ctrl-C; nothing clears what can be scrolled back to."""
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "batchscout", "status", "--watch"]
+    stopped = Path(__file__).parents[1] / "golden" / "every_state"
+    environment = {**os.environ, "COLUMNS": "80", "LINES": "24"}
+    with subprocess.Popen(
+        [*command, str(stopped)], stdout=there, stderr=there, stdin=there, env=environment
+    ) as process:
+        os.close(there)
+        said = b""
+        while b"\x1b[J" not in said:
+            said += os.read(here, 4096)
+        process.send_signal(2)
+        while chunk := _read(here):
+            said += chunk
+    os.close(here)
+    assert process.returncode == 130
+    assert said.startswith(b"\x1b[?1049h")
+    assert said.endswith(b"\x1b[?1049l")
+    assert b"\x1b[2J" not in said
+    assert b"\x1b[3J" not in said
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the other end is closed
+        return b""

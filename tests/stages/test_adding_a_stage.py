@@ -142,7 +142,9 @@ def test_plan_describes_it_and_counts_its_runs(config: StudyConfig, capsys: pyte
 
 
 def test_status_shows_it(config: StudyConfig, study: Study, capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads("".join(json_pieces(config, study)))["stages"] == [{"type": "pulse", "state": "complete"}]
+    assert json.loads("".join(json_pieces(config, study, is_driven=False)))["stages"] == [
+        {"type": "pulse", "state": "complete"}
+    ]
     print_status(config, study, is_driven=False)
     assert "pulse-2 beats fastest" in capsys.readouterr().out
 
