@@ -116,6 +116,7 @@ class Wishes:
     """How long the running trials have to save a checkpoint where the study is stopped."""
     quiet: bool
     told: tuple[str, ...]
+    began: float | None
 
 
 @dataclass(frozen=True)
@@ -143,15 +144,17 @@ def run_study(
     seconds_to_save: int = SECONDS_TO_SAVE,
     quiet: bool = False,
     told: Sequence[str] = (),
+    began: float | None = None,
 ) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input.
 
     retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see. keep_finished: True if
     trials are to be kept though the user's code or data have changed since. seconds_to_save: how long the running trials have to save a
     checkpoint where the study is stopped. told: what was told of the object that `from` names when the study was read.
+    began: when the user's command did, by the monotonic clock; None: now.
     """
     require_libraries(config.tracking)
-    wishes = Wishes(address, min_nodes, remeasure, retry_failed, keep_finished, seconds_to_save, quiet, (*told,))
+    wishes = Wishes(address, min_nodes, remeasure, retry_failed, keep_finished, seconds_to_save, quiet, (*told,), began)
     if isinstance(place, Path):
         return _run(config, place, None, wishes)
     stored = _held(lambda: StoredStudy(place, runs_trials_here=address is None))
@@ -186,7 +189,7 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
             if address is not None:
                 address = reachable_address(address)
             with (
-                Progress(config, journal.study, wishes.quiet) as progress,
+                Progress(config, journal.study, wishes.quiet, wishes.began) as progress,
                 told_if_storage_hangs(journal, progress.say),
             ):
                 progress.say("reading the data, building the model and predicting its memory")

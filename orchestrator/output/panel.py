@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.control import Control
@@ -14,14 +15,27 @@ class Panel:
     """Lines that are replaced in place. Where the window has become narrower, the terminal has broken them into more lines than were
     printed; rich would leave those standing."""
 
-    def __init__(self, console: Console, render: Callable[[], RenderableType]) -> None:
+    def __init__(self, console: Console, render: Callable[[], RenderableType], *, redirect: bool = True) -> None:
+        """redirect: whether what is printed meanwhile is shown above the panel. A library that is imported may keep a stream for ever."""
         self._console, self._render = console, render
         self._widths: list[int] = []
         """Of the lines that the terminal shows."""
-        self._live = Live(get_renderable=self.drawn, console=console, refresh_per_second=2, transient=True)
+        self._live = Live(
+            get_renderable=self.drawn, console=console, refresh_per_second=2, transient=True, redirect_stdout=redirect,
+            redirect_stderr=redirect,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
 
     def start(self) -> None:
-        self._live.start()
+        """Show it, if this is a terminal."""
+        if self._console.is_terminal:
+            self._live.start()
 
     def stop(self) -> None:
         self._live.stop()

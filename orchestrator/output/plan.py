@@ -145,7 +145,8 @@ def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
 def _cost_text(config: StudyConfig, cost: Cost) -> str:
     lanes = _lanes(config)
     wall = f", {training_time_text(cost.total / lanes)} on {counted(lanes, 'lane')}" if lanes > 1 else ""
-    probes = f", and {training_time_text(cost.probes)} of probes" if cost.probes else ""
+    probing = sum(cost.probes.values())
+    probes = f", and {training_time_text(probing)} of probes" if probing else ""
     return (
         f"at most {training_time_text(cost.total)} of a lane{wall}: {counted(cost.num_full_runs, 'full run')} of "
         f"{training_time_text(cost.run)}, each started in about a second{probes}"

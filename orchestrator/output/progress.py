@@ -15,9 +15,10 @@ from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.output.panel import Panel
 from batchscout.orchestrator.output.shown import Terminal, shown
-from batchscout.orchestrator.output.time_left import most_seconds_left, seconds_left
+from batchscout.orchestrator.output.time_left import estimated_seconds_left, most_seconds_left, seconds_left
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.cost import Cost, cost_of, samples_per_second
 from batchscout.orchestrator.stages.input_bound import INPUT_BOUND
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.study.state import Conclusion, Study
@@ -29,7 +30,8 @@ from batchscout.trainers.notices import Notice
 class Progress(Observer):
     """A live panel on a terminal; on a pipe or a log, one line per event."""
 
-    def __init__(self, config: StudyConfig, study: Study, quiet: bool = False) -> None:
+    def __init__(self, config: StudyConfig, study: Study, quiet: bool = False, began: float | None = None) -> None:
+        """began: when the user's command did, by the monotonic clock; None: now."""
         self._config, self._study = config, study
         self._console = Terminal(quiet=quiet)
         self._stage: StageKeys | None = None
@@ -39,7 +41,9 @@ class Progress(Observer):
         self._doing = ""
         self.so_far = ""
         """What the stage's trials speak for; empty where they say nothing yet."""
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
+        self._estimated: Cost | None = None
+        """What the study takes, by the passes that were timed before anything was measured; None where none were."""
         self._started_at: dict[str, float] = {}
         """When each trial was started of which nothing was heard since."""
         self._most_full_runs = 0
@@ -47,13 +51,11 @@ class Progress(Observer):
         self._live = Panel(self._console, self.panel)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live.start()
+        self._live.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+        self._live.stop()
 
     def say(self, text: str) -> None:
         """Show what is being done now."""
@@ -120,7 +122,7 @@ class Progress(Observer):
 
     def panel(self) -> RenderableType:
         """Return what a terminal shows now."""
-        lines: list[RenderableType] = [self._stages(), shown(self._doing, style="dim")]
+        lines: list[RenderableType] = [self._stages(), shown(self._clock()), shown(self._doing, style="dim")]
         if self._stage is not None:
             trials = self._study.of_stage(self._stage.type)
             lines.append(self._running(trials))
@@ -168,17 +170,32 @@ class Progress(Observer):
         text = shown("trials: " + ", ".join(filter(None, [*parts, rungs_line(trials)])))
         if best:
             text.append(f"   best: {best.id} {trial_line(best, self._unit)}", style="cyan")
-        text.append(f"   {seconds_text(time.monotonic() - self._began)} so far")
-        return text.append(self._left(trials))
+        return text
 
-    def _left(self, trials: Sequence[Trial]) -> str:
-        """Return what is left, as far as that can be said."""
-        in_stage = seconds_left(trials, self._latest)
-        in_all = most_seconds_left(self._study, self._most_full_runs)
-        parts = [f"{in_stage} left in this stage"] if in_stage else []
+    def _clock(self) -> str:
+        """Return how long it has taken, and what is left, as far as that can be said."""
+        in_stage = seconds_left(self._study.of_stage(self._stage.type), self._latest) if self._stage else None
+        parts = [f"{seconds_text(time.monotonic() - self._began)} so far"]
+        parts += [f"{in_stage} left in this stage"] if in_stage else []
+        in_all, estimated = most_seconds_left(self._study, self._most_full_runs), self._estimated_left()
         if in_all is not None:
-            parts.append(f"at most {seconds_text(max(in_all, in_stage.high if in_stage else 0.0))} in all")
-        return "".join(f", {part}" for part in parts)
+            parts.append(f"at most {seconds_text(max(in_all, in_stage.high if in_stage else 0.0))} left in all")
+        elif estimated:
+            parts.append(f"about {seconds_text(estimated)} left in all by estimate, and what compiling takes")
+        elif estimated is None and not in_stage:
+            parts.append("what is left is not known yet")
+        return ", ".join(parts)
+
+    def _estimated_left(self) -> float | None:
+        """Return what is left by `plan`'s own estimate; None where no pass was timed."""
+        facts = self._study.facts
+        if facts.pass_seconds is None:
+            return None
+        if self._estimated is None:
+            rate = samples_per_second(self._config, facts.pass_seconds)
+            self._estimated = cost_of(self._config, facts, rate)
+        num_lanes = max(self._study.most_lanes, self._config.placement.lanes or 1)
+        return estimated_seconds_left(self._study, self._estimated, num_lanes)
 
 
 def best_so_far(trials: Sequence[Trial]) -> Trial | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from batchscout.orchestrator.stages.cost import SECONDS_OF_A_TRIAL, Cost
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, Trial, TrialState
 
@@ -51,6 +52,19 @@ def most_seconds_left(study: Study, most_full_runs: int) -> float | None:
     known = [trial.seconds for trial in full if trial.state is TrialState.COMPLETE and trial.seconds]
     left = most_full_runs - sum(trial.state.ended for trial in full)
     return sum_of(left, known, _at_once(full)).high if known and left > 0 else None
+
+
+def estimated_seconds_left(study: Study, cost: Cost, num_lanes: int) -> float:
+    """Return what is left of what the study was estimated to take before anything was measured: its full runs that have not ended, and of each
+    stage of probes that has not concluded what its trials have not taken yet."""
+    ended = [trial for trial in study.trials.values() if trial.state.ended]
+    runs = max(0, cost.num_full_runs - sum(trial.is_full_run for trial in ended))
+    probes = sum(
+        max(0.0, seconds - sum(trial.seconds or 0.0 for trial in ended if trial.stage == stage))
+        for stage, seconds in cost.probes.items()
+        if stage not in study.conclusions
+    )
+    return (runs * (cost.run + SECONDS_OF_A_TRIAL) + probes) / num_lanes
 
 
 def _share_done(trial: Trial, latest: dict[str, Metrics]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
@@ -23,25 +24,25 @@ class Cost:
     run: float
     """The training steps of one full run of the baseline, which is what any full run takes (`objective: samples` aside)."""
     num_full_runs: int
-    probes: float
-    """The stages that time and compare before anything is trained."""
+    probes: Mapping[str, float]
+    """Of each stage that times and compares before anything is trained."""
 
     @property
     def total(self) -> float:
-        return self.num_full_runs * (self.run + SECONDS_OF_A_TRIAL) + self.probes
+        return self.num_full_runs * (self.run + SECONDS_OF_A_TRIAL) + sum(self.probes.values())
 
 
 def cost_of(config: StudyConfig, facts: Facts, samples_per_second: float) -> Cost:
     """Return what the study takes. samples_per_second: of the baseline, over all ranks."""
     study = Study(config.name, facts=facts)
-    runs, probes = num_full_runs(config, study), 0.0
+    runs, probes = num_full_runs(config, study), dict[str, float]()
     for keys in config.stages:
         if runs and isinstance(keys, Frontier | Throughput):
             allowed = allowance(StageContext(keys, config, study), samples_per_second)
             of_samples = allowed.samples / samples_per_second if allowed.samples else allowed.seconds
-            probes += min(allowed.seconds, of_samples)
+            probes[keys.type] = min(allowed.seconds, of_samples)
         if isinstance(keys, Equivalence):
-            probes += (max_samples(StageContext(keys, config, study)) or 0) / samples_per_second
+            probes[keys.type] = (max_samples(StageContext(keys, config, study)) or 0) / samples_per_second
     return Cost(config.sample_budget / samples_per_second, runs, probes)
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from batchscout.orchestrator.environment import fit_environment, importing_ray
 from batchscout.orchestrator.signals import interrupts_afterwards, leave_dead_terminal
 from batchscout.orchestrator.study.storage.place import beside, is_there, on_this_machine
 from batchscout.orchestrator.terminal import printable, wrapped
+from batchscout.orchestrator.units import seconds_text
 from batchscout.orchestrator.verbs.study_file import config_of, copy_to_read, place_of_study
 from batchscout.trainers.files import quoted
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 @fit_environment()
@@ -47,9 +53,23 @@ def plan(arguments: argparse.Namespace) -> int:
 @fit_environment()
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
-    told = list[str]()
-    config = config_of(arguments, told.append)
-    with importing_ray(), interrupts_afterwards():  # the libraries' own code, half imported
+    from batchscout.orchestrator.output.panel import Panel
+    from batchscout.orchestrator.output.shown import Terminal, shown
+
+    began, told = time.monotonic(), list[str]()
+
+    def waiting(doing: str, *, redirect: bool) -> Panel:
+        """Return what is shown until the study's own panel is."""
+
+        def clock() -> Text:
+            return shown(f"{doing}, {seconds_text(time.monotonic() - began)} so far")
+
+        return Panel(Terminal(), clock, redirect=redirect)
+
+    with waiting(f"reading {arguments.study}", redirect=True):
+        config = config_of(arguments, told.append)
+    loading = waiting("loading torch and Ray", redirect=False)
+    with loading, importing_ray(), interrupts_afterwards():  # the libraries' own code, half imported
         from batchscout.orchestrator.execution.code_shipping import import_from_here
         from batchscout.orchestrator.output.shown import Terminal, print_answer
         from batchscout.orchestrator.output.tracking import how_to_look
@@ -67,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         keep_finished=arguments.keep_finished,
         seconds_to_save=arguments.seconds_to_save,
         told=told,
+        began=began,
     )
     leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr

@@ -76,7 +76,7 @@ def test_the_cost_is_one_total_with_the_length_of_run_for_which_it_pays() -> Non
     """12 runs of 75 s for a run of 75 s: 16 minutes, as somebody's were without a word."""
     config = study_of(stages=[{"type": "train", "max_runs": 12}], sample_budget=7500, placement={"lanes": 2})
     facts = Facts(pass_seconds=(0.0, 0.01))
-    assert cost_of(config, facts, samples_per_second(config, (0.0, 0.01))) == Cost(75.0, 12, 0.0)
+    assert cost_of(config, facts, samples_per_second(config, (0.0, 0.01))) == Cost(75.0, 12, {})
     told = " ".join(estimate(config, facts, 12))
     assert "cost: at most 15 min 16 s of a lane, 7 min 38 s on 2 lanes: 12 full runs of 1 min 15 s" in told
     assert "it pays from a run of 30 min 31 s on if it saves half of its time" in told

@@ -17,10 +17,18 @@ from rich.text import Text
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.panel import Panel, rows_broken_off
 from batchscout.orchestrator.output.progress import Progress
-from batchscout.orchestrator.output.time_left import SecondsLeft, most_seconds_left, seconds_left, sum_of
+from batchscout.orchestrator.output.time_left import (
+    SecondsLeft,
+    estimated_seconds_left,
+    most_seconds_left,
+    seconds_left,
+    sum_of,
+)
+from batchscout.orchestrator.stages.cost import SECONDS_OF_A_TRIAL, Cost, cost_of, samples_per_second
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.study.causes import Cause
-from batchscout.orchestrator.study.events import Ended, Evaluated, Paused, StageBegan, Started
+from batchscout.orchestrator.study.events import Ended, Evaluated, FactsRead, Paused, StageBegan, Started
+from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.lines import read_lines
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Conclusion, Study
@@ -124,14 +132,41 @@ def test_a_trial_that_has_said_nothing_yet_is_shown_with_what_it_does_and_for_ho
 def test_the_time_left_is_that_of_the_stage_and_of_the_whole_study(config: StudyConfig, study: Study) -> None:
     progress = Progress(config, study)
     progress.stage_began(config.stages[0])
-    assert "in all" not in panel(progress)
+    assert "0 s so far, what is left is not known yet" in panel(progress)
     end_trial(study, "train-m1", 60.0, {"val_loss": 3.0})
     left = seconds_left(study.of_stage("train"), {})
     most = most_seconds_left(study, num_full_runs(config, study))
     assert left is not None
     assert most is not None
     assert left.low < 60 < left.high < most
-    assert f" so far, less than 2 min left in this stage, at most {seconds_text(most)} in all" in panel(progress)
+    assert f" so far, less than 2 min left in this stage, at most {seconds_text(most)} left in all" in panel(progress)
+
+
+def test_until_a_full_run_has_ended_the_time_left_is_what_plan_estimates(config: StudyConfig, study: Study) -> None:
+    progress = Progress(config, study)
+    assert "what is left is not known yet" in panel(progress), "before a pass was timed"
+    tell(study, FactsRead(facts=Facts(pass_seconds=(0.0, 0.01))))
+    cost = cost_of(config, study.facts, samples_per_second(config, (0.0, 0.01)))
+    assert f"about {seconds_text(cost.total)} left in all by estimate" in panel(progress)
+    progress.stage_began(config.stages[0])
+    end_trial(study, "train-m1", 60.0, {"val_loss": 3.0}, TrialState.PRUNED, Cause.RUNG, "")
+    left = cost.total - cost.run - SECONDS_OF_A_TRIAL
+    assert f"about {seconds_text(left)} left in all by estimate" in panel(progress)
+    end_trial(study, "train-m2", 60.0, {"val_loss": 3.0})
+    assert "estimate" not in panel(progress)
+
+
+def test_of_an_estimate_that_goes_which_is_concluded_or_was_taken() -> None:
+    config = example_config(stages=[{"type": "frontier"}, {"type": "throughput"}, {"type": "train"}])
+    study, cost = Study(config.name), Cost(10.0, 2, {"frontier": 60.0, "throughput": 30.0})
+    whole = 2 * (10.0 + SECONDS_OF_A_TRIAL) + 90.0
+    assert estimated_seconds_left(study, cost, num_lanes=1) == pytest.approx(whole)
+    assert estimated_seconds_left(study, cost, num_lanes=2) == pytest.approx(whole / 2)
+    add_trial(study, config, "frontier-m1", evaluations=())
+    end_trial(study, "frontier-m1", 45.0, {"tokens_per_second": 3.0})
+    assert estimated_seconds_left(study, cost, num_lanes=1) == pytest.approx(whole - 45.0)
+    study.conclusions["frontier"] = Conclusion("frontier", ok=True, reason="")
+    assert estimated_seconds_left(study, cost, num_lanes=1) == pytest.approx(whole - 60.0)
 
 
 def test_what_a_running_trial_has_done_is_not_left(config: StudyConfig, study: Study) -> None:
