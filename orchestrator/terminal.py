@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import io
 import os
 import shutil
 import sys
+import tempfile
 import textwrap
 import traceback
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -58,6 +62,28 @@ def draw_no_bars_in_a_log() -> None:
 def show_exception(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
     """Print a traceback to stderr as Python does, with the control characters of its messages spelled out."""
     print(printable("".join(traceback.format_exception(kind, error, where))), end="", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def printed_to_a_file(name: str) -> Iterator[None]:
+    """Write what Python code prints within this, users' code, to a file of this name and more; say on stderr which file, if there was any."""
+    stderr = sys.stderr
+    file = tempfile.NamedTemporaryFile(  # noqa: SIM115 - a handler of `logging` may write to it as long as the program runs
+        "w", prefix=f"batchscout-{name}-", suffix=".txt", delete=False, buffering=1, errors="backslashreplace"
+    )
+    atexit.register(file.close)
+    try:
+        with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            yield
+    finally:
+        path = Path(file.name)
+        if lines := path.read_bytes().count(b"\n"):
+            print(
+                f"what your code and its libraries printed ({lines:,} line{'' if lines == 1 else 's'}) is in {path}",
+                file=stderr,
+            )
+        else:
+            path.unlink()
 
 
 def wrapped(text: str, stream: TextIO) -> str:

@@ -600,3 +600,27 @@ def test_a_run_directory_that_cannot_be_looked_into_is_named_with_the_reason(
     file = "recommendation.json" if verb[0] == "export" else "study.yaml"
     said = f"batchscout: {run_dir}/{file} could not be read: File name too long; mend that, and run the same command again\n"
     assert capsys.readouterr().err == said
+
+
+def test_what_users_code_prints_while_a_study_is_planned_is_in_a_file_that_is_named(home: Path) -> None:
+    (home / "loud.py").write_text(
+        "import sys\nimport torch\nfrom torch.utils.data import TensorDataset\nprint('imported')\n"
+        "class Loud(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n        print('a line\\n' * 700, file=sys.stderr)\n"
+        "def data():\n    print('data')\n    return TensorDataset(torch.ones(8, 2), torch.ones(8, 2)), TensorDataset(torch.ones(8, 2), torch.ones(8, 2))\n"
+    )
+    tree = {
+        "model": {"target": "loud:Loud"},
+        "data": {"target": "loud:data"},
+        "loss": "mse",
+        "stages": [{"type": "train"}],
+        "compile": False,
+    }
+    (home / "loud.yaml").write_text(yaml.safe_dump(tree))
+    found = batchscout("plan", "loud.yaml", cwd=home)
+    assert found.returncode == 0, found.stderr
+    assert "a line" not in found.stdout + found.stderr
+    (path,) = re.findall(r"printed \(\d+ lines\) is in (\S+)", found.stderr)
+    said = Path(path).read_text()
+    Path(path).unlink()
+    assert said.count("a line") >= 700
+    assert "data" in said

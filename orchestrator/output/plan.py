@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rich.console import Group
 from rich.table import Table
@@ -26,32 +26,45 @@ from batchscout.trainers.before.peak_memory import PeakMemory
 from batchscout.trainers.config import TrialConfig
 
 
-def print_plan(config: StudyConfig, facts: Facts, *, predict_memory: bool, beyond: str | None = None) -> None:
-    """Print the stages, the trials known by now, what is skipped and why, and the frontier's predicted memory. facts: what is
+@dataclass(frozen=True)
+class Predicted:
+    """What a plan says beyond what the study file does."""
+
+    memory: Group | None
+    """A table with the frontier's modes; None without a frontier."""
+    cost: list[str]
+
+
+def predict(config: StudyConfig, facts: Facts) -> Predicted:
+    """Predict memory and time. facts: what is known of model and data. Raises ValueError for a fault in these."""
+    study, frontier = Study(config.name, facts=facts), config.keys_of(Frontier)
+    memory = _memory(StageContext[Frontier](frontier, config, study)) if frontier else None
+    return Predicted(memory, estimate(config, facts, num_full_runs(config, study)))
+
+
+def print_plan(
+    config: StudyConfig, facts: Facts, predicted: Predicted | None = None, beyond: str | None = None
+) -> None:
+    """Print the stages, the trials known by now, what is skipped and why, and what is predicted, on about one screen. facts: what is
     known of model and data. beyond: how the study's memory limit is more than this machine has, so that it is another's."""
     console = Terminal()
     study = Study(config.name, facts=facts)
-    full_runs, frontier = num_full_runs(config, study), config.keys_of(Frontier)
-    memory, told = None, list[str]()
-    if predict_memory:  # comes first, so that a fault in model or data is reported before anything is printed
-        with console.status("predicting memory and time"):
-            memory = _memory(StageContext[Frontier](frontier, config, study)) if frontier else None
-            told = estimate(config, facts, full_runs)
+    full_runs, told = num_full_runs(config, study), predicted.cost if predicted else []
     console.print(shown(f"{config.name}: {counted(len(config.stages), 'stage')}", style="bold"))
     for keys in config.stages:
-        console.print(shown(f"\n{keys.type}: {type(keys).__doc__}", style="bold"))
+        console.print(shown(f"{keys.type}: {type(keys).__doc__}", style="bold"))
         for line in stage_of(keys).describe(StageContext(keys, config, study)):
             console.print(shown(f"  {line}"))
     if left_open := left_open_text(config, given_of(config)):
-        console.print(shown(f"\n{left_open}"))
+        console.print(shown(left_open))
     if by_tokens := _micro_batches(config, facts):
-        console.print(shown(f"\n{by_tokens}"))
-    if memory:
-        console.print(shown(f"\n{_MEMORY_TITLE}", style="bold"))
-        console.print(memory)
-    if full_runs:
+        console.print(shown(by_tokens))
+    if predicted and predicted.memory:
+        console.print(shown(_MEMORY_TITLE, style="bold"))
+        console.print(predicted.memory)
+    if full_runs and not any(line.startswith("cost: at most") for line in told):
         runs = f"at most {counted(full_runs, 'full run')} of {_run_cost(config)}, beside the short probes"
-        console.print(shown(f"\n{runs}"))
+        console.print(shown(runs))
     if beyond:
         console.print(
             shown(
@@ -107,9 +120,9 @@ def _run_cost(config: StudyConfig) -> str:
     return samples if config.objective == "samples" else f"the time in which the baseline takes {samples}"
 
 
-_MEMORY_TITLE = (
-    "predicted peak memory in MiB (of eager code, from its shapes; compiled code differs until it is measured)"
-)
+MOST_ROWS = 6
+"""Of the table: each kind of activation checkpointing, and again with a memory knob. The report has all that are measured."""
+_MEMORY_TITLE = "predicted peak memory in MiB (of eager code; compiled code differs until it is measured)"
 
 
 # The share of the FLOP/s of large matrix products that a training step reaches. A guess, and the text says so.
@@ -117,7 +130,7 @@ ASSUMED_UTILISATION = 0.5
 # A study that costs more than so many of the runs that it is for is warned of.
 MANY_RUNS = 3
 # What a study may save of a run's time is not known before it; these are examples.
-EXAMPLES = {"half": 0.5, "a tenth": 0.9}
+EXAMPLES = {"half of its time": 0.5, "a tenth": 0.9}
 
 
 def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
@@ -127,7 +140,7 @@ def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
     if facts.pass_seconds is not None:
         rate, why = (
             samples_per_second(config, facts.pass_seconds),
-            "by eager passes that were timed just now on this machine",
+            "by eager passes timed just now",
         )
     else:
         try:
@@ -136,7 +149,7 @@ def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
             return [f"cost: {_not_predictable(error)}"]
     cost = cost_of(config, facts, rate)
     return [
-        f"cost: {_cost_text(config, cost)} ({why}); what loading data, the optimizer, evaluations and compiling take comes on top",
+        f"cost: {_cost_text(config, cost)}, {why}; loading data, the optimizer, evaluations and compiling come on top",
         *_payback(config, cost, rate),
         *_few_steps(config),
     ]
@@ -149,7 +162,7 @@ def _cost_text(config: StudyConfig, cost: Cost) -> str:
     probes = f", and {training_time_text(probing)} of probes" if probing else ""
     return (
         f"at most {training_time_text(cost.total)} of a lane{wall}: {counted(cost.num_full_runs, 'full run')} of "
-        f"{training_time_text(cost.run)}, each started in about a second{probes}"
+        f"{training_time_text(cost.run)}{probes}"
     )
 
 
@@ -163,7 +176,7 @@ def _lanes(config: StudyConfig) -> int:
 def _payback(config: StudyConfig, cost: Cost, rate: float) -> list[str]:
     """Return from which length of run on the study pays, and a warning where it costs far more than the run that it is for."""
     lengths = [
-        f"of {training_time_text(pays_from(cost.total, share))} on if it saves {name} of its time"
+        f"of {training_time_text(pays_from(cost.total, share))} on if it saves {name}"
         for name, share in EXAMPLES.items()
     ]
     said = [f"it pays from a run {', '.join(lengths)}"]
@@ -172,8 +185,7 @@ def _payback(config: StudyConfig, cost: Cost, rate: float) -> list[str]:
         which = "real_run.samples" if config.real_run else "sample_budget"
         said.append(
             f"Warning: that is {cost.total * rate / samples:,.0f} times the run of {samples:,} samples ({which}, {training_time_text(samples / rate)}): "
-            "it pays for a longer run, which real_run.samples names, or for one that is made often; fewer runs: stages.train.max_runs, or "
-            "budget: {device_hours: ...}"
+            "it pays if that run is made often, or is longer (real_run.samples); else lower stages.train.max_runs or budget.device_hours"
         )
     return said
 
@@ -231,11 +243,13 @@ def _memory(context: StageContext[Frontier]) -> Group:
     limit, free = _limit(context), context.config.headroom
     allowed = [limit, limit * (1 - free)] if limit else []
     table = _memory_table(sizes, limit, free)
-    for name, found in predicted.items():
+    for name, found in list(predicted.items())[:MOST_ROWS]:
         known = isinstance(found, PeakMemory)
         table.add_row(name, *(_memory_cells(found, sizes, allowed, stage.largest) if known else ["not predictable"]))
     unknown = {name: found.why for name, found in predicted.items() if isinstance(found, NotPredictable)}
-    return Group(table, *map(shown, unpredicted_texts(unknown, len(predicted))))
+    left_out = len(predicted) - MOST_ROWS
+    more = [f"  and {counted(left_out, 'mode')} more, with memory knobs"] if left_out > 0 else []
+    return Group(table, *map(shown, [*more, *unpredicted_texts(unknown, len(predicted))]))
 
 
 def _memory_table(sizes: list[int], limit: int | None, free: float) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -24,10 +24,15 @@ class Terminal(Console):
     """A console whose reader may leave, as `head` does: rich would end the program, and a study with it. In a log or a
     pipe no line is broken."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, file: IO[str] | None = None) -> None:
+        """file: None: stdout, whatever that is when something is printed."""
         has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
         super().__init__(
-            quiet=quiet, highlight=False, width=None if has_width else WIDTH_OF_A_LOG, soft_wrap=not has_width
+            file=file,
+            quiet=quiet,
+            highlight=False,
+            width=None if has_width else WIDTH_OF_A_LOG,
+            soft_wrap=not has_width,
         )
 
     def on_broken_pipe(self) -> None:

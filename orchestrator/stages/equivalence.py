@@ -396,16 +396,14 @@ def _instead(context: StageContext[Equivalence]) -> list[str]:
 
 def describe(context: StageContext[Equivalence]) -> list[str]:
     if not context.stage.micro_batch_sizes and context.config.keys_of(Frontier):
-        splits = "the chosen micro-batch, or a cheaper one, against the two largest sizes that divide it, over one effective batch"
+        splits = "the chosen micro-batch, or a cheaper one, against the two largest sizes that divide it"
     else:
         splits = "one effective batch as " + ", ".join(map(str, _splits(context)[0]))
     controls = f"1 to {MOST_CONTROLS} controls: the largest again, with the samples in another order"
     most = _most_samples(context)
-    return [
-        splits,
-        *([controls] if context.stage.tolerance is None else []),
-        *([f"at most {counted(most, 'sample')}"] if most is not None else []),
-    ]
+    cost = [f"at most {counted(most, 'sample')}"] if most is not None else []
+    second = "; ".join([*([controls] if context.stage.tolerance is None else []), *cost])
+    return [splits, second] if second else [splits]
 
 
 def figures(context: StageContext[Equivalence]) -> list[Figure]:

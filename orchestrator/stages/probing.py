@@ -103,7 +103,7 @@ def allowed_in_words(context: StageContext[Frontier] | StageContext[Throughput])
     stage = context.stage
     share = f"{PROBED_SHARES[stage.type]:.0%}"
     of_time = (
-        f"their steps take at most {share} of the time of all full runs, or {FEWEST_SECONDS:.0f} s where that is more"
+        f"their steps take at most {share} of the time of all full runs, or {FEWEST_SECONDS:.0f} s if that is more"
     )
     limits = [of_time] if num_full_runs(context.config, context.study) else []
     limits += [f"at most {stage.max_samples:,} samples (max_samples)"] if stage.max_samples else []

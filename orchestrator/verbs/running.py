@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 from batchscout.orchestrator.environment import fit_environment, importing_ray
 from batchscout.orchestrator.signals import interrupts_afterwards, leave_dead_terminal
 from batchscout.orchestrator.study.storage.place import beside, is_there, on_this_machine
-from batchscout.orchestrator.terminal import printable, wrapped
+from batchscout.orchestrator.terminal import printable, printed_to_a_file, wrapped
 from batchscout.orchestrator.units import seconds_text
 from batchscout.orchestrator.verbs.study_file import config_of, copy_to_read, place_of_study
 from batchscout.trainers.files import quoted
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from batchscout.orchestrator.output.panel import Panel
 
 
 @fit_environment()
@@ -27,49 +29,57 @@ def plan(arguments: argparse.Namespace) -> int:
     from batchscout.orchestrator import preflight
     from batchscout.orchestrator.config.trial import uses_compile
     from batchscout.orchestrator.execution.code_shipping import import_from_here
-    from batchscout.orchestrator.output.plan import print_plan
+    from batchscout.orchestrator.output.plan import predict, print_plan
     from batchscout.orchestrator.output.tracking import require_libraries
     from batchscout.orchestrator.study.facts import Facts
     from batchscout.orchestrator.study.run_directory import as_it_began, refuse_other_study
     from batchscout.trainers.notices import heard_by
 
+    began = time.monotonic()
     import_from_here()
-    config = config_of(arguments)
+    with _clock(f"reading {arguments.study}", began):
+        config = config_of(arguments)
     with copy_to_read(place_of_study(arguments, config)) as run_dir:
         refuse_other_study(config := as_it_began(config, run_dir), run_dir)
-    facts, beyond = Facts(), None
-    if not arguments.no_memory:
-        preflight.check_environment(config)
-        beyond = preflight.beyond_host(config)
-        require_libraries(config.tracking)
-        preflight.check_ranks(config)
+    if arguments.no_memory:
+        print_plan(config, Facts())
+        return 0
+    with _clock("looking at model and data, and predicting memory and time", began):
         say = functools.partial(print, file=sys.stderr)
-        with heard_by(lambda notice: say(printable(notice.text))):
+        with printed_to_a_file(f"plan-{config.name}"), heard_by(lambda notice: say(printable(notice.text))):
+            preflight.check_environment(config)
+            beyond = preflight.beyond_host(config)
+            require_libraries(config.tracking)
+            preflight.check_ranks(config)
             facts = preflight.check_new_study(config, is_local=True, compiles=uses_compile(config), say=say)
-    print_plan(config, facts, predict_memory=not arguments.no_memory, beyond=beyond)
+            predicted = predict(config, facts)
+    print_plan(config, facts, predicted, beyond)
     return 0
+
+
+def _clock(doing: str, began: float, *, redirect: bool = True) -> Panel:
+    """Return what a terminal shows within this: what is done, and for how long the command has run."""
+    from batchscout.orchestrator.output.panel import Panel
+    from batchscout.orchestrator.output.shown import Terminal, shown
+
+    def text() -> Text:
+        return shown(f"{doing}, {seconds_text(time.monotonic() - began)} so far")
+
+    return Panel(Terminal(file=sys.stdout), text, redirect=redirect)
 
 
 @fit_environment()
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
-    from batchscout.orchestrator.output.panel import Panel
-    from batchscout.orchestrator.output.shown import Terminal, shown
-
     began, told = time.monotonic(), list[str]()
 
-    def waiting(doing: str, *, redirect: bool) -> Panel:
-        """Return what is shown until the study's own panel is."""
-
-        def clock() -> Text:
-            return shown(f"{doing}, {seconds_text(time.monotonic() - began)} so far")
-
-        return Panel(Terminal(), clock, redirect=redirect)
-
-    with waiting(f"reading {arguments.study}", redirect=True):
+    with _clock(f"reading {arguments.study}", began):
         config = config_of(arguments, told.append)
-    loading = waiting("loading torch and Ray", redirect=False)
-    with loading, importing_ray(), interrupts_afterwards():  # the libraries' own code, half imported
+    with (
+        _clock("loading torch and Ray", began, redirect=False),
+        importing_ray(),
+        interrupts_afterwards(),
+    ):  # the libraries' own code, half imported
         from batchscout.orchestrator.execution.code_shipping import import_from_here
         from batchscout.orchestrator.output.shown import Terminal, print_answer
         from batchscout.orchestrator.output.tracking import how_to_look

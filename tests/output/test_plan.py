@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchscout.orchestrator.config.stages import FEWEST_STEPS
-from batchscout.orchestrator.output.plan import estimate, print_plan
+from batchscout.orchestrator.output.plan import MOST_ROWS, Predicted, estimate, print_plan
 from batchscout.orchestrator.stages.cost import Cost, cost_of, samples_per_second
 from batchscout.orchestrator.study.facts import Facts
 from tests.support.lane_player import study_of
@@ -17,13 +17,13 @@ FUNNEL = [{"type": kind} for kind in ("frontier", "throughput", "equivalence", "
 
 
 def planned(capsys: pytest.CaptureFixture[str], stages: list[dict[str, Any]]) -> str:
-    print_plan(study_of(stages=stages, sample_budget=10_000), Facts(), predict_memory=False)
+    print_plan(study_of(stages=stages, sample_budget=10_000), Facts())
     return " ".join(capsys.readouterr().out.split())
 
 
 def test_what_the_probes_may_take_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     said = planned(capsys, FUNNEL)
-    assert said.count("their steps take at most 4% of the time of all full runs, or 60 s where that is more") == 2
+    assert said.count("their steps take at most 4% of the time of all full runs, or 60 s if that is more") == 2
     full_runs = int(said.split("at most ")[-1].split()[0])
     assert f"at most {full_runs * 10_000 * 2 // 100:,} samples" in said, "equivalence"
     given = planned(capsys, [{"type": "frontier", "max_samples": 1234}, {"type": "train"}])
@@ -38,7 +38,7 @@ def test_what_given_splits_take_is_counted_as_it_is(capsys: pytest.CaptureFixtur
 
 def test_micro_batches_that_are_cut_by_tokens_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     config = study_of(stages=[{"type": "frontier"}], micro_batch={"tokens": 8192})
-    print_plan(config, Facts(longest_sample=3000), predict_memory=False)
+    print_plan(config, Facts(longest_sample=3000))
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "one of size m holds as many tokens, with its padding, as m x the longest sample (3,000 tokens); at most 8,192 tokens, so m is at most 2"
@@ -53,7 +53,7 @@ def test_a_study_that_trains_nothing_has_no_share_to_keep(capsys: pytest.Capture
 
 def test_what_the_frontier_tries_at_its_fastest_point_alone_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     facts = Facts(num_blocks=2, chunked_cross_entropy=True)
-    print_plan(study_of(stages=[{"type": "frontier"}]), facts, predict_memory=False)
+    print_plan(study_of(stages=[{"type": "frontier"}]), facts)
     assert "  at the fastest point, also: the model as one graph, cross-entropy in chunks\n" in capsys.readouterr().out
     assert "at the fastest point" not in planned(capsys, [{"type": "frontier"}]), "of a model that has neither"
 
@@ -62,13 +62,13 @@ def test_where_the_ranks_of_a_trial_run_is_told_where_the_study_file_leaves_a_ch
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     placement = {"strategy": "strict_pack", "device": "H100"}
-    print_plan(study_of(world_size=2, placement=placement), Facts(), predict_memory=False)
+    print_plan(study_of(world_size=2, placement=placement), Facts())
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "the 2 ranks of a trial run on one node (placement.strategy); trials run on H100 alone (placement.device)"
         in said
     )
-    print_plan(study_of(), Facts(), predict_memory=False)
+    print_plan(study_of(), Facts())
     assert "placement" not in capsys.readouterr().out
 
 
@@ -109,7 +109,7 @@ def test_which_batches_are_compared_is_told_and_why_others_are_not(capsys: pytes
     said = planned(capsys, FUNNEL)
     assert "(the baseline)" in said
     assert "and larger only if faster than the baseline: " in said
-    print_plan(study_of(stages=FUNNEL, sample_budget=10_000, world_size=3), Facts(), predict_memory=False)
+    print_plan(study_of(stages=FUNNEL, sample_budget=10_000, world_size=3), Facts())
     said = " ".join(capsys.readouterr().out.split())
     assert "Warning: your own batch (8) is not among them: it is no multiple of world_size (3)" in said
     assert "is compared with no other" in planned(capsys, [{"type": "train"}])
@@ -127,8 +127,18 @@ def test_one_of_a_kind_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_what_the_study_file_leaves_open_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    print_plan(study_of(optimizer={"lr": 1e-3}), Facts(), predict_memory=False)
+    print_plan(study_of(optimizer={"lr": 1e-3}), Facts())
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(
         r"not in the study file, and so batchscout's own: optimizer: {type: adamw, reference_batch_size: 32, .*}", said
     )
+
+
+def test_a_plan_is_one_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 columns and 40 rows, with a full table and all warnings: the largest part is the table."""
+    monkeypatch.setenv("COLUMNS", "100")
+    config = study_of(stages=FUNNEL, sample_budget=100, optimizer={"lr": 1e-3})
+    predicted = Predicted(None, estimate(config, Facts(pass_seconds=(0.0, 0.01)), 12))
+    assert len([line for line in predicted.cost if "Warning" in line]) == 2
+    print_plan(config, Facts(pass_seconds=(0.0, 0.01)), predicted)
+    assert len(capsys.readouterr().out.splitlines()) + MOST_ROWS + 3 <= 40

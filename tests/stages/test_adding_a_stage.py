@@ -134,7 +134,7 @@ def study(config: StudyConfig) -> Study:
 
 
 def test_plan_describes_it_and_counts_its_runs(config: StudyConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    print_plan(config, Facts(), predict_memory=False)
+    print_plan(config, Facts())
     said = capsys.readouterr().out
     assert "pulse: How fast does it beat?" in said
     assert "2 kinds of beats" in said

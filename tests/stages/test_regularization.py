@@ -233,7 +233,7 @@ def test_a_study_in_which_it_has_no_run_to_start_from_is_refused(stages: list[di
 
 
 def test_plan_says_what_it_would_try(capsys: pytest.CaptureFixture[str]) -> None:
-    print_plan(study(), Facts(), predict_memory=False)
+    print_plan(study(), Facts())
     text = " ".join(capsys.readouterr().out.split())
     assert "wider generalisation gap than the smallest: dropout 0.1; label smoothing 0.1; weight decay x0.3, x3" in text
     assert "at most 16 full runs" in text

@@ -29,8 +29,7 @@ def describe(context: StageContext[Frontier]) -> list[str]:
         *_knobs(context),
         f"micro-batch {smallest_size(context)}{_no_single_sample(context)}, then the largest that fits, by prediction and measured peaks, and those between",
         *_tried_beside(context),
-        f"{counted(context.stage.finalists, 'finalist')} in {counted(context.stage.rounds, 'round')}; then, in a fresh process each, "
-        f"{_verified(context)}",
+        f"{counted(context.stage.finalists, 'finalist')} in {counted(context.stage.rounds, 'round')}; then {_verified(context)}",
         *allowed_in_words(context),
     ]
 
@@ -61,10 +60,11 @@ def _tried_beside(context: StageContext[Frontier]) -> list[str]:
 
 
 def _verified(context: StageContext[Frontier]) -> str:
-    one_more = "and one more for each that does not fit there"
+    """Return what is tried in a fresh process; what does not fit there is followed by one more."""
     if not context.config.keys_of(Train):
-        return f"the fastest: 1 trial, {one_more}"
-    return f"the fastest, and each mode's largest size that is trained: {counted_between(1, 1 + len(modes(context)), 'trial')}, {one_more}"
+        return "the fastest in a fresh process"
+    trials = counted_between(1, 1 + len(modes(context)), "trial")
+    return f"{trials} in a fresh process: the fastest, each mode's largest"
 
 
 def _disturbed(context: StageContext[Frontier]) -> tuple[str, ...]:

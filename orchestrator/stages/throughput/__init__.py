@@ -21,8 +21,7 @@ def describe(context: StageContext[Throughput]) -> list[str]:
     stage = context.stage
     rounds = counted_between(stage.rounds, max(stage.rounds, stage.max_rounds), "round")
     return [
-        "the baseline's effective batch, powers of two up to the chosen micro-batch, and "
-        f"{', '.join(map(str, stage.multiples))} x that; each in its fastest form",
+        f"the baseline's batch, powers of two up to the micro-batch, and {', '.join(map(str, stage.multiples))} x that",
         f"{rounds} over all of them, until the rates are known",
         *allowed_in_words(context),
     ]

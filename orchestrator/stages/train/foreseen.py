@@ -20,9 +20,7 @@ def foreseen(context: StageContext[Train]) -> list[str]:
     kept = [batch for batch in possible if batch not in {one.effective_batch_size for one in short}]
     listed = [f"{batch}{' (the baseline)' if batch == baseline else ''}" for batch in kept]
     told = ", ".join(listed if len(listed) <= MOST_LISTED else [*listed[: MOST_LISTED - 1], "...", listed[-1]])
-    said = [
-        f"effective batch{'es' if len(kept) > 1 else ''} {told}, or near them, as far as memory and the speeds allow"
-    ]
+    said = [f"effective batch{'es' if len(kept) > 1 else ''} {told}, or near them, as memory and speeds allow"]
     if short:
         first = short[0]
         said.append(
