@@ -35,8 +35,20 @@ class CommandLine(argparse.ArgumentParser):
         return found, unknown
 
 
+OTHER_WORDS = {
+    "huggingface": "hf",
+    "transformers": "hf",
+    "pytorch": "torch",
+    "resume": "run",
+    "show": "status",
+    "new": "init",
+}
+"""What people type for a word of ours."""
+
+
 def _instead(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
+    meant = OTHER_WORDS.get(word.lower())
+    near = [meant] if meant in known else difflib.get_close_matches(word, known, n=1)
     meant = f"did you mean {near[0]}? There are " if near else "there are "
     return meant + ", ".join(known)
 

@@ -624,3 +624,21 @@ def test_what_users_code_prints_while_a_study_is_planned_is_in_a_file_that_is_na
     Path(path).unlink()
     assert said.count("a line") >= 700
     assert "data" in said
+
+
+def test_what_is_typed_in_the_place_of_another_is_answered_with_what_to_type(
+    home: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "did you mean hf?" in call(capsys, "export", str(run_dir), "--to", "huggingface")[2]
+    code, _, said = call(capsys, "run", str(run_dir))
+    assert code == 2
+    assert f"batchscout run '{run_dir}/study.yaml' --dir '{run_dir}'" in said
+    for words in (
+        ("status", "tiny.yaml"),
+        ("report", "tiny.yaml"),
+        ("export", "tiny.yaml", "--to", "hf"),
+        ("explain", "tiny.yaml", "a"),
+    ):
+        code, _, said = call(capsys, *words)
+        assert code == 2
+        assert "tiny.yaml is a file, and what a study has come to is in its run directory" in said

@@ -59,24 +59,41 @@ def _line(where: str, place: Place, items: Sequence[ErrorDetails]) -> str:
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
         case "extra_forbidden":
-            return f"{at}no such key; {_instead(str(place[-1]), _known_keys(place))}"
+            known = _known_keys(place)
+            meant = _in_our_words(str(place[-1]), known, spoken_place(place[:-1]))
+            return f"{at}no such key; {meant or _instead(str(place[-1]), known)}"
         case "missing" if isinstance(place[-1], int):
-            return f"{at}the list ends before it; {_such_as(place[:-1]) or 'add it'}"
+            return f"{at}the list ends before it; {_such_as(place[:-1], None) or 'add it'}"
         case "missing":
             return f"{at}is missing; add it"
         case "union_tag_not_found":
             choice = Pruner if place[-1] == "pruner" else StageConfig
-            return f"{at}has no type; add one of {', '.join(_members_by_type(choice))}"
+            members = _members_by_type(choice)
+            if isinstance(first["input"], dict) and (named := [word for word in first["input"] if word in members]):
+                return f"{at}has no type; write type: {named[0]} beside its keys"
+            return f"{at}has no type; add one of {', '.join(members)}"
         case "value_error":
             return f"{at}{message}"
         case _:
             taken = " or ".join(dict.fromkeys(map(_taken, items)))
-            return f"{at}it is {_value(first)}, and takes {taken}; {_such_as(place) or _remedy(items)}"
+            return f"{at}it is {_value(first)}, and takes {taken}; {_such_as(place, first['input']) or _remedy(items)}"
 
 
-def _such_as(place: Place) -> str | None:
-    """Return the remedy where a list of so many members stands, such as a pair; None elsewhere."""
-    _, owner = _walked(place[:-1])
+MAIN_KEYS = {str: ("type", "target"), int: ("device_hours", "samples", "effective_batch_size")}
+"""Of a section, the one that a word or a number in its place is meant for."""
+
+
+def _such_as(place: Place, value: object) -> str | None:
+    """Return the remedy where a list of so many members stands, such as a pair, a list of seeds, or a section; None elsewhere."""
+    (_, owner), (_, section) = _walked(place[:-1]), _walked(place)
+    if place == ("seeds",) and isinstance(value, int) and value > 1:
+        seeds = ", ".join(map(str, range(min(value, 3)))) + (", ..." if value > 3 else "")
+        return f"{value} seeds are [{seeds}], and the seed {value} alone is [{value}]"
+    if section is not None and isinstance(value, str) and value in section.model_fields:
+        return f"write {{{value}: ...}}"
+    if section is not None and (keys := MAIN_KEYS.get(type(value))):
+        key = next((key for key in keys if key in section.model_fields), None)
+        return f"write {{{key}: {value}}}" if key else None
     field = owner.model_fields.get(str(place[-1])) if owner else None
     if field is None or get_origin(field.annotation) is not tuple or ... in get_args(field.annotation):
         return None
@@ -125,12 +142,20 @@ def _remedy(items: Sequence[ErrorDetails]) -> str:
     kinds, value = {item["type"] for item in items}, items[0]["input"]
     words = [word for item in items for word in _words(item)]
     given = value.get("type") if isinstance(value, dict) else value
+    if isinstance(given, str) and (ours := OUR_WORDS.get(given)) in words:
+        return f"write {ours}"
     if isinstance(given, str) and (near := difflib.get_close_matches(given, words, n=1)):
         return f"did you mean {near[0]}?"
     if kinds & {"byte_size", "byte_size_unit"}:
         return "write 512MiB or 1.5GiB"
     if kinds & {"tuple_type", "list_type"} and not isinstance(value, dict):
-        return f"write [{_yaml(value)}]" if value is not None else "write it in brackets, or leave the key out"
+        return (
+            f"write [{value if isinstance(value, str) else _yaml(value)}]"
+            if value is not None
+            else "write it in brackets, or leave the key out"
+        )
+    if kinds & {"tuple_type", "list_type"}:
+        return "write a list, each member after a dash"
     if kinds & {"model_type", "model_attributes_type", "dict_type"}:
         return "write them below it, or in braces"
     if value is None:
@@ -182,6 +207,32 @@ def _own_faults(items: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 MOST_KEYS_TOLD = 20
 """More would bury the key that was meant."""
+
+
+OUR_WORDS = {
+    "learning_rate": "lr", "batch_size": "effective_batch_size", "global_batch_size": "effective_batch_size",
+    "per_device_train_batch_size": "micro_batch_size", "epochs": "sample_budget", "num_epochs": "sample_budget", "max_steps": "sample_budget",
+    "num_train_epochs": "sample_budget", "scheduler": "schedule", "lr_scheduler": "schedule", "dtype": "precision",
+    "mixed_precision": "precision", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "wsd": "warmup_stable_decay", "grad_clip": "max_gradient_norm", "max_grad_norm": "max_gradient_norm", "num_seeds": "seeds",
+}  # fmt: skip
+"""What other trainers call a key, or a word of a key's."""
+
+
+def _in_our_words(word: str, known: Sequence[str], within: str) -> str | None:
+    """Return the key that another trainer calls so, or that stands elsewhere in a study file; None where there is none. within: where it
+    was found."""
+    key = OUR_WORDS.get(word, word)
+    sections = {name: _section_of(field.annotation) for name, field in StudyConfig.model_fields.items()}
+    if word == "name" and "type" in known:
+        return f"write {within}.type"
+    if key in known:
+        found = f"{within}.{key}" if within else key
+    elif key in sections:
+        found = key
+    else:
+        found = next((f"{name}.{key}" for name, one in sections.items() if one and key in one.model_fields), None)
+    in_samples = " (in samples: epochs x training samples, steps x batch)" if key == "sample_budget" else ""
+    return f"write {found}{in_samples}" if found else None
 
 
 def _instead(word: str, known: Sequence[str]) -> str:

@@ -72,12 +72,17 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
     Relative paths of the data become absolute here, and what an object under `from` says is read. say: tells people what of that
     object is otherwise in the study. Raises ValueError that says what is wrong, where, and what would be right.
     """
+    if (stored := path / "study.yaml").is_file():
+        raise ValueError(
+            f"{quoted(path)} is a run directory; to go on with its study, give its study file, too: batchscout run {quoted(stored)} --dir {quoted(path)}"
+        )
     if not path.is_file():
         raise ValueError(f"there is no study file {quoted(path)}; check the path, or let batchscout init write one")
     tree = read_yaml(path)
     if not isinstance(tree, dict):
         raise ValueError(f"{quoted(path)} holds no keys; a study file needs at least model and data")
     tree.setdefault("name", path.stem)
+    _spell_out(tree)
     if any(override.startswith("stages.") for override in overrides):
         tree.setdefault("stages", [{"type": stage.type} for stage in StudyConfig.model_fields["stages"].default])
     for override in overrides:
@@ -94,11 +99,22 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
 def study_of(tree: dict[str, Any], source: str, say: Callable[[str], object]) -> StudyConfig:
     """Return the study that these keys describe, with what an object under `from` says. source: where the keys come from, in
     words."""
+    _spell_out(tree)
     try:
         return parse_study(with_source(tree, say), source)
     except ValidationError as error:
         faults = "\n".join(f"  {line}" for line in fault_lines(error.errors(), ("from",)))
         raise ValueError(f"{source} does not describe a study:\n{faults}") from error
+
+
+def _spell_out(tree: dict[str, Any]) -> None:
+    """Turn what stands as a word where a `type` is all that is said into that: `stages: [frontier, train]`, `schedule: cosine`."""
+    stages = tree.get("stages")
+    if isinstance(stages, list | tuple):
+        tree["stages"] = [{"type": stage} if isinstance(stage, str) else stage for stage in stages]
+    for key in ("schedule", "optimizer"):
+        if isinstance(tree.get(key), str):
+            tree[key] = {"type": tree[key]}
 
 
 def _make_absolute(tree: dict[str, Yaml]) -> None:

@@ -13,7 +13,7 @@ from batchscout.orchestrator.output.trial_rows import trial_row
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.storage.place import on_this_machine, run_place_of
+from batchscout.orchestrator.study.storage.place import on_this_machine, refuse_file, run_place_of
 from batchscout.orchestrator.units import counted
 from batchscout.trainers.files import is_there, quoted
 
@@ -95,6 +95,7 @@ class LoadedStudy:
 def load(run_dir: str | Path) -> LoadedStudy:
     """Return the study that a run directory holds; it may be running. Raises ValueError where there is none."""
     where = on_this_machine(run_place_of(str(run_dir)), "batchscout.load")
+    refuse_file(where)
     path = where / "study.yaml"
     for needed in (path, where / "journal.jsonl"):
         if not is_there(needed):

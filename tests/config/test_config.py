@@ -138,7 +138,20 @@ def test_a_fault_is_never_told_in_the_words_of_a_library() -> None:
     ("optimizer.betas=[0.9, 1, 2]", "optimizer.betas: it is [0.9, 1, 2], and takes at most 2 members; write 2 members, such as [0.9, 0.95]"),
     ("optimizer.betas=[0.9, a]", "optimizer.betas.1: it is 'a', and takes a number; change it"),
     ("optimizer.warmup=soon", "optimizer.warmup: it is 'soon', and takes auto or short or a whole number; change it"),
-    ("seeds=5", "seeds: it is 5, and takes a list; write [5]"),
+    ("seeds=3", "seeds: it is 3, and takes a list; 3 seeds are [0, 1, 2], and the seed 3 alone is [3]"),
+    ("batch=32", "write {effective_batch_size: 32}"),
+    ("budget=2", "write {device_hours: 2}"),
+    ("model=gpt", "write {target: gpt}"),
+    ("stages=[{frontier: {steps: 5}}]", "stages.0: has no type; write type: frontier beside its keys"),
+    ("stages=[frontire]", "did you mean frontier?"),
+    ("schedule=wsd", "write warmup_stable_decay"),
+    ("precision=fp32", "write float32"),
+    ("learning_rate=0.1", "write optimizer.lr"),
+    ("optimizer.learning_rate=0.1", "write optimizer.lr"),
+    ("optimizer.name=sgd", "write optimizer.type"),
+    ("batch_size=8", "write batch.effective_batch_size"),
+    ("micro_batch_size=8", "write batch.micro_batch_size"),
+    ("epochs=3", "write sample_budget (in samples"),
     ("data=3", "data: it is 3, and takes keys of its own; write them below it, or in braces"),
     ("optimizer.lr=.inf", "optimizer.lr: it is inf, and takes a finite number; change it"),
     ("deterministic=maybe", "deterministic: it is 'maybe', and takes true or false; change it"),
@@ -299,7 +312,7 @@ def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -
     ("sample_budget: true", r"sample_budget is true, which is no number; write the number$"),
     ("memory_limit: false", r"memory_limit is false, which is no number; write the number$"),
     ("stages: [{type: train, max_runs: true}]", r"stages.train: max_runs is true, which is no number"),
-    ("optimizer: {learning_rate: 1}", r"optimizer.learning_rate: no such key; the keys here are: .*\blr\b"),
+    ("optimizer: {learning_rate: 1}", r"optimizer.learning_rate: no such key; write optimizer.lr$"),
     ("stages: [{type: train, prune: 1}]", r"stages.train.prune: no such key; did you mean pruner\? The keys here are: type, pruner"),
     ("stages: [{type: train, pruner: {type: asha, eta: 3}}]", r"eta: no such key; .*type, min_samples, reduction_factor"),
     ("stages: [{type: fronteer}]", r"stages.0: it is of the type 'fronteer', and takes frontier, throughput, .*; did you mean frontier\?$"),
@@ -664,3 +677,13 @@ def test_one_graph_of_a_model_that_is_gathered_block_by_block_is_refused(where: 
     )
     with pytest.raises(ValueError, match=said):
         study_of(parallel="fsdp", world_size=2, **where)
+
+
+def test_a_type_that_is_all_that_is_said_may_stand_alone(tmp_path: Path) -> None:
+    """Also where `--set` changes a stage that is named so."""
+    short = load(tmp_path, "stages: [frontier, train]\nschedule: cosine\noptimizer: sgd\n", "stages.train.max_runs=5")
+    whole = load(
+        tmp_path,
+        "stages: [{type: frontier}, {type: train, max_runs: 5}]\nschedule: {type: cosine}\noptimizer: {type: sgd}\n",
+    )
+    assert short == whole

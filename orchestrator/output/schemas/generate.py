@@ -44,6 +44,10 @@ def _study_file() -> dict[str, Any]:
     tree, source = _schema_of(StudyConfig), _schema_of(From)
     tree["$defs"] |= {"From": {key: value for key, value in source.items() if key != "$defs"}}
     tree["properties"] = {"from": {"$ref": "#/$defs/From"}} | tree["properties"]
+    # As `config.load` takes them: a word for a `type` that is all that is said.
+    tree["properties"]["stages"]["items"] = _or_a_type(tree["properties"]["stages"]["items"], tree)
+    for key in ("schedule", "optimizer"):
+        tree["properties"][key] = _or_a_type(tree["properties"][key], tree)
     tree["required"] = []
     model = tree["$defs"]["ModelConfig"]
     del model["required"]
@@ -53,6 +57,15 @@ def _study_file() -> dict[str, Any]:
     }
     tree["else"] = {"required": ["model", "data"], "properties": {"model": {"required": ["target"]}}}
     return tree
+
+
+def _or_a_type(section: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a section, or of one of several by their type, that takes the type alone, too."""
+    members = [tree["$defs"][member["$ref"].rpartition("/")[2]] for member in section.get("oneOf", [section])]
+    types = [member["properties"]["type"] for member in members]
+    words = [word for one in types for word in one.get("enum", [one.get("const")])]
+    about = {key: value for key, value in section.items() if key in ("default", "description")}
+    return {"anyOf": [{key: value for key, value in section.items() if key not in about}, {"enum": words}], **about}
 
 
 def _schema_of(kind: Any) -> dict[str, Any]:

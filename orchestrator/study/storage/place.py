@@ -287,6 +287,15 @@ def is_there(place: RunPlace, name: str) -> bool:
     return exists(place / name) if isinstance(place, Path) else name in place.stored()
 
 
+def refuse_file(where: Path) -> None:
+    """Raise ValueError where a file was named in place of a run directory: it is likely to be the study file."""
+    if where.is_file():
+        raise ValueError(
+            f"{quoted(where)} is a file, and what a study has come to is in its run directory; name that (runs/<name of the study>, if --dir "
+            "named no other)"
+        )
+
+
 def on_this_machine(place: RunPlace, what: str) -> Path:
     """Return a place that is a folder. Raises ValueError where it is in an object store, which `what` cannot use."""
     if isinstance(place, ObjectStore):
