@@ -1,14 +1,12 @@
-"""batchscout in Python: `find` runs a study of objects that a script or a notebook has, `load` reads one from its run directory.
+"""Which batch, activation checkpointing and learning rate to train with. To read a study needs neither torch nor Ray.
 
-    import batchscout
-
-    study = batchscout.find(model=lambda: Net(), loss="cross_entropy", train=train_set, val=val_set, memory_limit="8GiB")
-    print(study)                    # the answer
-    study.recommendation            # the same as a value
-    study.trials()                  # a pandas.DataFrame
-    study.figure("surface")         # a picture of the report, which a notebook shows
-
-To read a study needs neither torch nor Ray.
+study = batchscout.find(model=lambda: Net(), loss="cross_entropy", train=train_set, val=val_set)
+study = batchscout.load("runs/quickstart")      # or one that has run
+print(study)                                    # the answer; study.recommendation is the same as a value
+study.best, study.trial("train-m4k1")           # a run; study.trials() is a pandas.DataFrame of all
+print(study.explain("train-m4k1"))              # why it ran, and what came of it
+study.figures()["surface"]                      # a picture, which a notebook shows
+print(study.export("hf"))                       # what to paste into a trainer
 """
 
 from __future__ import annotations
@@ -20,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchscout.orchestrator.output.loaded import LoadedStudy as Study
-    from batchscout.orchestrator.output.loaded import load
     from batchscout.orchestrator.output.recommendation import Recommendation
 
 __all__ = ["Recommendation", "Study", "find", "load"]
 _AT_FIRST_USE = {
     "Recommendation": ("output.recommendation", "Recommendation"),
     "Study": ("output.loaded", "LoadedStudy"),
-    "load": ("output.loaded", "load"),
 }
 """Every process of a study imports this package, and few of them need these."""
 
@@ -55,19 +51,11 @@ def find(
     quiet: bool = False,
     **keys: Any,
 ) -> Study:
-    """Run a study, or go on with it, and return it. The same call again goes on from its run directory.
-
-    model: a callable that makes an nn.Module, so that each seed has weights of its own, or a module, with whose weights every run
-    begins. train, val: map-style data sets, streams or DataLoaders. loss: as in a study file, or a callable loss(module, batch) ->
-    (loss_sum, num_targets); None where the module returns these. lightning: instead of these four, a callable that returns
-    (model, train_loader, val_loader) or (model, datamodule), and the Trainer last if there is one. transformers: likewise, one that
-    returns a Trainer. script: instead of all these, the command line of a script that trains, "train.py --lr 1e-3": it runs until its
-    second optimizer step.
-    run_dir: where the study lives; runs/<the script's name> if it is None. stages: their names, or keys; all five if it is None.
-    address, fresh: as of `batchscout run`. quiet: no progress is shown. keys: any other key of a study file, such as
-    memory_limit="8GiB" or optimizer={"lr": 1e-3}.
-
-    Raises ValueError for bad input, and KeyboardInterrupt where Ctrl-C has ended it; nothing is lost then.
+    """Run a study of what this process has, or go on with it, and return it. Raises ValueError for bad input.
+    model: a callable that makes an nn.Module, or a module, with whose weights every run begins. train, val: data sets or DataLoaders.
+    loss: as in a study file, or loss(module, batch) -> (loss_sum, num_targets); None where the module returns these. Instead of
+    these four: what makes (model, loaders or datamodule[, Trainer]) of Lightning, or a Trainer of transformers, or a script's command.
+    run_dir: None: runs/<the script's name>. stages: names, or keys. keys: others of a study file, such as optimizer={"lr": 1e-3}.
     """
     from batchscout.orchestrator.environment import fit_environment, importing_ray
 
@@ -78,3 +66,10 @@ def find(
 
         subject = Subject(model, train, val, loss, lightning, transformers, script)
         return run(subject, run_dir=run_dir, stages=stages, address=address, fresh=fresh, quiet=quiet, **keys)
+
+
+def load(run_dir: str | Path) -> Study:
+    """Return the study that a run directory holds; it may be running. Raises ValueError where there is none."""
+    from batchscout.orchestrator.output.loaded import load as read
+
+    return read(run_dir)

@@ -51,9 +51,9 @@ def read_yaml(path: Path) -> Yaml:
         line = error.object[: error.start].count(b"\n") + 1
         raise ValueError(
             f"{quoted(path)} is not UTF-8 text: line {line} has the byte 0x{error.object[error.start]:02x}; save it as UTF-8"
-        ) from error
+        ) from None
     except yaml.YAMLError as error:
-        raise ValueError(f"{quoted(path)} is not valid YAML: {_fault_text(error)}; mend that line") from error
+        raise ValueError(f"{quoted(path)} is not valid YAML: {_fault_text(error)}; mend that line") from None
 
 
 def _fault_text(error: yaml.YAMLError) -> str:
@@ -98,13 +98,13 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
 
 def study_of(tree: dict[str, Any], source: str, say: Callable[[str], object]) -> StudyConfig:
     """Return the study that these keys describe, with what an object under `from` says. source: where the keys come from, in
-    words."""
+    words. Raises ValueError that says all: what a library raised would be printed above it, in a notebook."""
     _spell_out(tree)
     try:
         return parse_study(with_source(tree, say), source)
     except ValidationError as error:
         faults = "\n".join(f"  {line}" for line in fault_lines(error.errors(), ("from",)))
-        raise ValueError(f"{source} does not describe a study:\n{faults}") from error
+        raise ValueError(f"{source} does not describe a study:\n{faults}") from None
 
 
 def _spell_out(tree: dict[str, Any]) -> None:
@@ -162,10 +162,10 @@ def apply_override(tree: dict[str, Yaml], override: str) -> None:
         node = _child(node, name, override)
     try:
         value: Yaml = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except yaml.YAMLError:
         raise ValueError(
             f"--set '{override}': what follows the = is not valid YAML; quote it, or close its brackets"
-        ) from error
+        ) from None
     if isinstance(node, list):
         node[_list_index(node, last, override)] = value
     elif isinstance(node, dict):
@@ -204,7 +204,7 @@ def parse_study(tree: object, source: str) -> StudyConfig:
     try:
         check_typed(config)
     except ValueError as error:
-        raise ValueError(f"{source} does not describe a study:\n  {error}") from error
+        raise ValueError(f"{source} does not describe a study:\n  {error}") from None
     return config
 
 
@@ -215,7 +215,7 @@ def parse_stored_study(tree: object, source: str) -> StudyConfig:
         config = StudyConfig.model_validate(_with_numbers(tree))
     except ValidationError as error:
         faults = "\n".join(f"  {line}" for line in fault_lines(error.errors()))
-        raise ValueError(f"{source} does not describe a study:\n{faults}") from error
+        raise ValueError(f"{source} does not describe a study:\n{faults}") from None
     check_knobs_of(config)
     return config
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,9 +69,9 @@ class Cost:
     """How often it lost its lane through no fault of its own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """All that a run directory tells of one trial."""
+    """All that a run directory tells of one trial. `print` shows it as `batchscout explain` does."""
 
     trial: str
     stage: str
@@ -99,13 +100,20 @@ class Explanation:
     def to_json(self) -> dict[str, JsonValue]:
         return asdict(self)
 
+    def __str__(self) -> str:
+        parts = _sections(self, shutil.get_terminal_size().columns)
+        return "\n\n".join([f"{self.trial}: {self.state}", *("\n".join([title, *lines]) for title, lines in parts)])
+
+    def __repr__(self) -> str:
+        return f"<explanation of {self.trial}: {self.state}>"
+
 
 def explain_trial(loaded: LoadedStudy, name: str) -> Explanation:
     """Return what is known of a trial. Raises ValueError, with the nearest names, where there is none of this name."""
     study = loaded.replayed
     known = study.withdrawn | study.trials
     if name not in known:
-        raise ValueError(_no_such_trial(loaded.run_dir, name, list(known)))
+        raise ValueError(no_such_trial(loaded.run_dir, name, list(known)))
     trial, changes = known[name], history_of(loaded.run_dir / "journal.jsonl", loaded.name, name)
     return Explanation(
         trial=name,
@@ -126,7 +134,8 @@ def explain_trial(loaded: LoadedStudy, name: str) -> Explanation:
     )
 
 
-def _no_such_trial(run_dir: Path, name: str, names: list[str]) -> str:
+def no_such_trial(run_dir: Path, name: str, names: list[str]) -> str:
+    """Return what to say of a name that no trial has, with the nearest ones."""
     if not names:
         return f"{quoted(run_dir)} has no trials yet; look again once batchscout status shows some"
     near = difflib.get_close_matches(name, names, MOST_NEAR, cutoff=0.4)
@@ -242,6 +251,14 @@ def print_explanation(told: Explanation, state: str) -> None:
     """Print it for people. state: that of the trial in words, as `status` shows it."""
     console = Terminal()
     console.print(shown(f"{told.trial}: {state}", style="bold"))
+    for title, lines in _sections(told, console.width):
+        console.print(shown(f"\n{title}", style="bold"))
+        for line in lines:
+            console.file.write(printable(line) + "\n")
+
+
+def _sections(told: Explanation, width: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield each title with the lines below it, where there are any."""
     stage = f"{told.stage}: {told.question}" if told.question else told.stage
     role = [("role", told.role)] if told.role else []
     sections = {
@@ -254,9 +271,7 @@ def print_explanation(told: Explanation, state: str) -> None:
     }
     for title, rows in sections.items():
         if rows:
-            console.print(shown(f"\n{title}", style="bold"))
-        for line in labelled_lines(rows, console.width):
-            console.file.write(printable(line) + "\n")
+            yield title, list(labelled_lines(rows, width))
 
 
 def _bullets(texts: Iterable[str]) -> list[tuple[str, str]]:

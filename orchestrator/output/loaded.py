@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +15,14 @@ from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.storage.place import on_this_machine, refuse_file, run_place_of
+from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import counted
 from batchscout.trainers.files import is_there, quoted
 
 if TYPE_CHECKING:
     import pandas
 
+    from batchscout.orchestrator.output.explained import Explanation
     from batchscout.orchestrator.output.report.gallery import Picture
 
 
@@ -62,21 +65,52 @@ class LoadedStudy:
         """The report, which opens in a browser."""
         return self.run_dir / "report.html"
 
+    @property
+    def best(self) -> Trial | None:
+        """The run whose settings are recommended; None where none is, or not yet."""
+        return self.trial(self.recommendation.evidence.trial) if self.recommendation else None
+
+    def trial(self, id: str) -> Trial:
+        """Return a trial by its id: its state and reason, config, metrics, history and rungs. Raises ValueError, with the nearest ids, where
+        there is none."""
+        if id in self.replayed.trials:
+            return self.replayed.trials[id]
+        from batchscout.orchestrator.output.explained import no_such_trial
+
+        raise ValueError(no_such_trial(self.run_dir, id, list(self.replayed.trials)))
+
+    def explain(self, id: str) -> Explanation:
+        """Return why a trial ran, what was decided with it, its result and its cost; `print` shows it. Raises ValueError as `trial`."""
+        from batchscout.orchestrator.output.explained import explain_trial
+
+        return explain_trial(self, id)
+
+    def export(self, to: str) -> str:
+        """Return the recommendation as another trainer's configuration: torch, hf, accelerate, ..., as of `batchscout export --to`. Raises
+        ValueError, with all of them, for another, and where nothing is recommended."""
+        from batchscout.orchestrator.output.exports import export
+
+        if self.recommendation is None:
+            raise ValueError(
+                f"{quoted(self.run_dir)} has no recommendation to export; finish the study first: batchscout run"
+            )
+        return export(self.recommendation, to)
+
     def trials(self) -> pandas.DataFrame:
         """Return a row for each trial: its stage, state and reason, its split and learning rate, and its last metrics."""
         import pandas
 
         return pandas.DataFrame([trial_row(trial) for trial in self.replayed.trials.values()])
 
-    def figure(self, name: str) -> Picture:
-        """Return a figure of the report by its name, such as "surface" or "timeline"; a notebook shows it. Raises ValueError, with
-        the names, where the study has none of that name."""
-        from batchscout.orchestrator.output.report.gallery import all_figures, picture_of
+    def figures(self) -> Mapping[str, Picture]:
+        """Return the figures of the report by their names, such as "surface" or "timeline"; a notebook shows each, and `save` writes it. One of
+        a name that several stages have is named with its stage. A name that there is not raises KeyError, with those that there are."""
+        from batchscout.orchestrator.output.report.gallery import Figures, all_figures
         from batchscout.orchestrator.output.report.training import read_curves
 
         winner = self.recommendation.evidence.trial if self.recommendation else None
         curves = read_curves(self.run_dir, self.replayed, winner)
-        return picture_of(all_figures(self.config, self.replayed, curves), name)
+        return Figures(all_figures(self.config, self.replayed, curves))
 
     def __str__(self) -> str:
         answer = self.recommendation.answer if self.recommendation else None

@@ -120,7 +120,7 @@ class Script:
     """Its own, by the key that they set: learning_rate, micro_batch_size, gradient_accumulation_steps, steps."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Recommendation:
     """What to train with, and why. The fields are the keys of recommendation.json, in its order."""
 
@@ -197,6 +197,11 @@ class Recommendation:
     alternatives: tuple[Alternative, ...]
     """The best first."""
     ruled_out: tuple[RuledOut, ...]
+
+    def __repr__(self) -> str:
+        batch = f"effective batch {self.effective_batch_size} ({self.micro_batch_size} x {self.gradient_accumulation_steps})"
+        sure = f", {self.answer.badge}" if self.answer else ""
+        return f"<recommendation: {batch}, learning rate {self.learning_rate:.3g}{sure}>"
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the tree that recommendation.json holds."""

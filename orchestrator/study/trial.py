@@ -84,7 +84,7 @@ class Proposal:
     """Metrics that are known before it runs, such as predicted_memory_bytes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trial:
     """A proposal, and what has become of it."""
 
@@ -113,6 +113,9 @@ class Trial:
     """How long it has held a lane, by the wall clock."""
     holds: tuple[Hold, ...] = ()
     """When that was."""
+
+    def __repr__(self) -> str:
+        return f"<trial {self.id}: {self.state}>"
 
     @property
     def id(self) -> str:

@@ -687,3 +687,12 @@ def test_a_type_that_is_all_that_is_said_may_stand_alone(tmp_path: Path) -> None
         "stages: [{type: frontier}, {type: train, max_runs: 5}]\nschedule: {type: cosine}\noptimizer: {type: sgd}\n",
     )
     assert short == whole
+
+
+@pytest.mark.parametrize("text", ["seeds: 3\n", "objective: target\n", "from: {lightning: a:b, script: c}\n", "a: [\n"])
+def test_a_fault_is_raised_alone(tmp_path: Path, text: str) -> None:
+    """In a notebook all that an exception was raised from is printed above it."""
+    with pytest.raises(ValueError, match=r"\w") as raised:
+        load(tmp_path, text)
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__

@@ -33,28 +33,28 @@ def test_every_figure_of_the_report_is_had_by_its_name_and_stands_alone(
     shown = re.findall(r'<figure id="(\w+)-(\w+)"', page)
     assert ("train", "surface") in shown
     for section, name in shown:
-        picture = study.figure(f"{section}-{name}")
+        picture = study.figures()[f"{section}-{name}"]
         assert picture.figure.name == name
         picture.save(tmp_path / "figure.svg")
         root = ElementTree.parse(tmp_path / "figure.svg").getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert root.find("{http://www.w3.org/2000/svg}style") is not None
-    assert study.figure("surface")._repr_svg_() == study.figure("train-surface").svg
+    assert study.figures()["surface"]._repr_svg_() == study.figures()["train-surface"].svg
 
 
 def test_what_is_measured_with_an_error_has_a_bar_that_holds_its_point() -> None:
     recorded = batchscout.load(RECORDED)
     with_bars = {"batches", "generalisation_gap", "speed_by_memory", "speed", "coherence", "goodput"}
     for name in with_bars:
-        of_the_runs = recorded.figure(name).figure.series[0].marks
+        of_the_runs = recorded.figures()[name].figure.series[0].marks
         with_bar = [(one.low, one.y, one.high) for one in of_the_runs if one.low is not None and one.high is not None]
         assert len(with_bar) >= len(of_the_runs) - (name == "speed_by_memory"), "what was timed in turns has one"
         assert all(low <= y <= high for low, y, high in with_bar), name
 
 
 def test_a_figure_that_there_is_not_is_refused_with_those_that_there_are(study: batchscout.Study) -> None:
-    with pytest.raises(ValueError, match=r"no figure 'surfaces'; it has: surface, .*timeline"):
-        study.figure("surfaces")
+    with pytest.raises(KeyError, match=r"no figure 'surfaces'; it has: surface, .*timeline"):
+        study.figures()["surfaces"]
 
 
 def test_a_notebook_shows_the_answer(study: batchscout.Study) -> None:
@@ -69,6 +69,42 @@ def test_a_notebook_shows_the_answer(study: batchscout.Study) -> None:
 
 
 def test_a_figure_is_had_without_torch_and_ray(study: batchscout.Study) -> None:
-    code = "import sys, batchscout; batchscout.load(sys.argv[1]).figure('surface').svg; print({'torch', 'ray'} & {*sys.modules})"
+    code = "import sys, batchscout; batchscout.load(sys.argv[1]).figures()['surface'].svg; print({'torch', 'ray'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code, str(study.run_dir)], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_study_is_read_by_its_trials_their_explanations_and_its_exports(study: batchscout.Study) -> None:
+    recommendation, best = study.recommendation, study.best
+    assert recommendation is not None
+    assert best is not None
+    assert best is study.trial(recommendation.evidence.trial)
+    assert best.config.effective_batch_size == recommendation.effective_batch_size
+    assert f"<trial {best.id}: complete>" == repr(best)
+    told = str(study.explain(best.id))
+    assert told.startswith(f"{best.id}: complete\n\nwhy it ran\n")
+    assert f"per_device_train_batch_size={recommendation.micro_batch_size}" in study.export("hf")
+    for wrong in (lambda: study.trial("train-m4k"), lambda: study.explain("train-m4k")):
+        with pytest.raises(ValueError, match="no trial 'train-m4k'; did you mean train-m"):
+            wrong()
+    with pytest.raises(ValueError, match=r"'keras'; choose one of: script, torch, hf"):
+        study.export("keras")
+
+
+def test_whatever_a_prompt_shows_of_a_study_is_short(study: batchscout.Study) -> None:
+    assert study.best is not None
+    figures = study.figures()
+    for one in (study, study.recommendation, study.best, study.explain(study.best.id), figures, figures["surface"]):
+        assert re.fullmatch("<.{1,400}>", repr(one))
+
+
+def test_help_is_one_screen_and_names_what_a_study_offers() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "import batchscout; help(batchscout)"], capture_output=True, text=True, check=True
+    ).stdout
+    rows = sum(max(1, -(-len(line) // 120)) for line in said.splitlines())
+    assert rows < 50
+    assert all(
+        f"study.{name}" in said
+        for name in ("best", "trial(", "trials(", "explain(", "figures(", "export(", "recommendation")
+    )

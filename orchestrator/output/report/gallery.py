@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree.ElementTree import tostring
@@ -20,7 +20,7 @@ from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.files import quoted, written_whole
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Picture:
     """A figure of a study. A notebook shows it, `save` writes it as an SVG."""
 
@@ -52,6 +52,9 @@ class Picture:
     def __str__(self) -> str:
         return self.figure.caption or self.figure.name
 
+    def __repr__(self) -> str:
+        return f"<figure {self.figure.name}>"
+
 
 def in_order(config: StudyConfig, study: Study) -> list[StageKeys]:
     """Return the stages as they stand on the page: those that choose a run first, once they have begun."""
@@ -69,12 +72,20 @@ def all_figures(config: StudyConfig, study: Study, curves: Sequence[RunCurves]) 
         yield "time", holds
 
 
-def picture_of(figures: Iterator[tuple[str, Figure]], name: str) -> Picture:
-    """Return the figure of this name, or of `section-name`; of several the first. Raises ValueError where there is none."""
-    names = list[str]()
-    for section, figure in figures:
-        if name in (figure.name, f"{section}-{figure.name}"):
-            return Picture(figure)
-        names.append(figure.name)
-    known = ", ".join(dict.fromkeys(names)) or "none yet: no trial has been measured"
-    raise ValueError(f"this study has no figure '{name}'; it has: {known}")
+class Figures(dict[str, Picture]):
+    """The figures of a study by their names, in the order of the page. Each may be had as `section-name`, too."""
+
+    def __init__(self, figures: Iterable[tuple[str, Figure]]) -> None:
+        self._by_section = dict[str, Picture]()
+        for section, figure in figures:
+            name = figure.name if figure.name not in self else f"{section}-{figure.name}"
+            self[name] = self._by_section[f"{section}-{figure.name}"] = Picture(figure)
+
+    def __missing__(self, name: str) -> Picture:
+        if name in self._by_section:
+            return self._by_section[name]
+        known = ", ".join(self) or "none yet: no trial has been measured"
+        raise KeyError(f"this study has no figure '{name}'; it has: {known}")
+
+    def __repr__(self) -> str:
+        return f"<figures: {', '.join(self)}>"
