@@ -13,8 +13,8 @@ from pydantic import JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
-from batchscout.orchestrator.output.loaded import LoadedStudy
 from batchscout.orchestrator.output.progress import trial_metrics
+from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.rows import labelled_lines
 from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.output.trial_steps import Step, steps_of
@@ -108,17 +108,18 @@ class Explanation:
         return f"<explanation of {self.trial}: {self.state}>"
 
 
-def explain_trial(loaded: LoadedStudy, name: str) -> Explanation:
+def explain_trial(
+    run_dir: Path, config: StudyConfig, study: Study, recommendation: Recommendation | None, name: str
+) -> Explanation:
     """Return what is known of a trial. Raises ValueError, with the nearest names, where there is none of this name."""
-    study = loaded.replayed
     known = study.withdrawn | study.trials
     if name not in known:
-        raise ValueError(no_such_trial(loaded.run_dir, name, list(known)))
-    trial, changes = known[name], history_of(loaded.run_dir / "journal.jsonl", loaded.name, name)
+        raise ValueError(no_such_trial(run_dir, name, list(known)))
+    trial, changes = known[name], history_of(run_dir / "journal.jsonl", config.name, name)
     return Explanation(
         trial=name,
         stage=trial.stage,
-        question=_question(loaded.config, trial.stage),
+        question=_question(config, trial.stage),
         role=trial.role,
         notes=tuple(_notes(study, trial)),
         what=_what(trial),
@@ -128,9 +129,9 @@ def explain_trial(loaded: LoadedStudy, name: str) -> Explanation:
         rungs=tuple(_rungs(trial, study)),
         metrics=trial.metrics,
         result=_result(trial, study),
-        outcome=tuple(_outcome(loaded, trial)),
+        outcome=tuple(_outcome(config, study, recommendation, trial)),
         cost=_cost(trial, study, changes),
-        files=_files(loaded.run_dir, name),
+        files=_files(run_dir, name),
     )
 
 
@@ -207,14 +208,11 @@ def _result(trial: Trial, study: Study) -> str:
     return ", ".join(filter(None, [line, scale])) or "none"
 
 
-def _outcome(loaded: LoadedStudy, trial: Trial) -> Iterator[str]:
+def _outcome(config: StudyConfig, study: Study, recommendation: Recommendation | None, trial: Trial) -> Iterator[str]:
     """Say whether the stage or the study chose the trial, and what its stage has concluded."""
-    study, config = loaded.replayed, loaded.config
-    chosen = loaded.recommendation.evidence.trial if loaded.recommendation else None
+    chosen = recommendation.evidence.trial if recommendation else None
     if chosen == trial.id:
-        is_longer = (
-            loaded.recommendation is not None and loaded.recommendation.sample_budget > trial.config.sample_budget
-        )
+        is_longer = recommendation is not None and recommendation.sample_budget > trial.config.sample_budget
         yield "of the study's runs the one most like the real run" if is_longer else "the study recommends this run"
     keys = next((one for one in config.stages if one.type == trial.stage), None)
     if keys is not None and stage_of(keys).winner(StageContext(keys, config, study)) == trial.id:

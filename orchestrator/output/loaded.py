@@ -83,7 +83,7 @@ class LoadedStudy:
         """Return why a trial ran, what was decided with it, its result and its cost; `print` shows it. Raises ValueError as `trial`."""
         from batchscout.orchestrator.output.explained import explain_trial
 
-        return explain_trial(self, id)
+        return explain_trial(self.run_dir, self.config, self.replayed, self.recommendation, id)
 
     def export(self, to: str) -> str:
         """Return the recommendation as another trainer's configuration: torch, hf, accelerate, ..., as of `batchscout export --to`. Raises

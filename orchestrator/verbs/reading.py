@@ -116,12 +116,12 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def explain(arguments: argparse.Namespace) -> int:
     """Show why a trial ran, what was decided with it, its result, and what it cost."""
-    from batchscout.orchestrator.output.explained import explain_trial, print_explanation
+    from batchscout.orchestrator.output.explained import print_explanation
     from batchscout.orchestrator.output.loaded import load
     from batchscout.orchestrator.output.status import state_text
 
     with copy_to_read(arguments.run_dir) as run_dir:
-        told = explain_trial(load(run_dir), arguments.trial)
+        told = load(run_dir).explain(arguments.trial)
     state = state_text(told.state, is_driven=_is_driven(arguments.run_dir))
     if arguments.json:
         print(json.dumps(told.to_json(), indent=2))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from batchscout.orchestrator.cli import main
-from batchscout.orchestrator.output.explained import Explanation, explain_trial
+from batchscout.orchestrator.output.explained import Explanation
 from batchscout.orchestrator.output.loaded import load
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import (
@@ -70,7 +70,7 @@ def explained(folder: Path, *events: Event, wanted: Proposal = WANTED, name: str
             *events,
         ):
             journal.append(event)
-    return explain_trial(load(folder), name)
+    return load(folder).explain(name)
 
 
 def ended(state: TrialState, cause: Cause | None, reason: str, seconds: float, time: float) -> Ended:
@@ -82,7 +82,7 @@ def texts(told: Explanation) -> list[str]:
 
 
 def test_a_trial_that_was_paused_and_promoted_is_told_with_the_numbers_of_the_journal() -> None:
-    told = explain_trial(load(GOLDEN / "every_state"), RUNNING)
+    told = load(GOLDEN / "every_state").explain(RUNNING)
     assert texts(told) == [
         "asked for by the stage grid",
         "given a lane",
@@ -101,7 +101,7 @@ def test_a_trial_that_was_paused_and_promoted_is_told_with_the_numbers_of_the_jo
 
 
 def test_a_trial_that_was_cut_says_at_which_rung_and_against_whom() -> None:
-    told = explain_trial(load(GOLDEN / "quickstart"), "train-m12k1")
+    told = load(GOLDEN / "quickstart").explain("train-m12k1")
     assert told.question == "Which batch ends best at equal cost?"
     assert told.role == "best goodput"
     assert texts(told)[-1] == "pruned (rung: place 3 of 3 at 512 samples; the best 2 go on)"
@@ -113,13 +113,13 @@ def test_a_trial_that_was_cut_says_at_which_rung_and_against_whom() -> None:
 
 
 def test_what_was_chosen_and_recommended_says_so() -> None:
-    told = explain_trial(load(GOLDEN / "quickstart"), "learning_rate-x2")
+    told = load(GOLDEN / "quickstart").explain("learning_rate-x2")
     assert told.outcome[:2] == ("the study recommends this run", "the stage learning_rate chose it")
     assert told.outcome[2].startswith("the stage learning_rate concluded: learning rate 0.001 ends at val loss 5.024")
 
 
 def test_what_another_study_measured_cost_this_one_nothing() -> None:
-    told = explain_trial(load(GOLDEN / "every_end"), "frontier-none-eager-m64")
+    told = load(GOLDEN / "every_end").explain("frontier-none-eager-m64")
     assert told.cost.tries == told.cost.samples == 0
     assert texts(told)[-1] == "complete; measured by the study in /home/ml/runs/every_state"
 
@@ -215,7 +215,7 @@ def test_a_terminal_is_told_all_of_it_within_its_width(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     code, out, _ = explain(capsys, str(GOLDEN / "every_state"), RUNNING)
-    told = explain_trial(load(GOLDEN / "every_state"), RUNNING)
+    told = load(GOLDEN / "every_state").explain(RUNNING)
     assert code == 0
     assert all(len(line) <= columns for line in out.splitlines())
     words = " ".join(out.split())
@@ -226,6 +226,6 @@ def test_a_terminal_is_told_all_of_it_within_its_width(
 def test_programs_are_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = explain(capsys, str(GOLDEN / "every_state"), RUNNING, "--json")
     found: dict[str, Any] = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    told = explain_trial(load(GOLDEN / "every_state"), RUNNING)
+    told = load(GOLDEN / "every_state").explain(RUNNING)
     assert (found["state"], found["result"], found["metrics"]) == ("running", told.result, told.metrics)
     assert [step["text"] for step in found["history"]] == texts(told)
