@@ -57,13 +57,13 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _clock(doing: str, began: float, *, redirect: bool = True) -> Panel:
-    """Return what a terminal shows within this: what is done, and for how long the command has run."""
+def _clock(doing: str, began: float, left: str = "", *, redirect: bool = True) -> Panel:
+    """Return what a terminal shows within this: what is done, for how long the command has run, and what is left."""
     from batchscout.orchestrator.output.panel import Panel
     from batchscout.orchestrator.output.shown import Terminal, shown
 
     def text() -> Text:
-        return shown(f"{doing}, {seconds_text(time.monotonic() - began)} so far")
+        return shown(f"{doing}, {seconds_text(time.monotonic() - began)} so far{left}")
 
     return Panel(Terminal(file=sys.stdout), text, redirect=redirect)
 
@@ -73,10 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
     began, told = time.monotonic(), list[str]()
 
-    with _clock(f"reading {arguments.study}", began):
+    left = ", what is left is not known yet"
+    with _clock(f"reading {arguments.study}", began, left):
         config = config_of(arguments, told.append)
     with (
-        _clock("loading torch and Ray", began, redirect=False),
+        _clock("loading torch and Ray", began, left, redirect=False),
         importing_ray(),
         interrupts_afterwards(),
     ):  # the libraries' own code, half imported
