@@ -271,25 +271,32 @@ def _schema() -> dict[str, Any]:
 
 def _property(path: str) -> Mapping[str, Any]:
     """Return what the schema says of a key; of a stage's key by `stages.TYPE.KEY`."""
-    schema, tree = _schema(), _schema()
+    tree = _schema()
     first, *rest = path.split(".")
     if first == "stages" and rest:
         tree, rest = _stage(rest[0]), rest[1:]
     else:
         rest = [first, *rest]
     for key in rest[:-1]:
-        tree = schema["$defs"][tree["properties"][key]["$ref"].rpartition("/")[2]]
+        tree = _referred_to(tree["properties"][key])
     return tree["properties"][rest[-1]]
 
 
 def _stage(kind: str) -> dict[str, Any]:
-    mapping = _schema()["properties"]["stages"]["items"]["discriminator"]["mapping"]
+    section, _ = _schema()["properties"]["stages"]["items"]["anyOf"]  # or its type alone
+    mapping = section["discriminator"]["mapping"]
     return _schema()["$defs"][mapping[kind].rpartition("/")[2]]
 
 
 def _documentation(path: str) -> str:
     found = _property(path)
-    return found.get("description") or _schema()["$defs"][found["$ref"].rpartition("/")[2]]["description"]
+    return found.get("description") or _referred_to(found)["description"]
+
+
+def _referred_to(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the schema says of a section; of one that may be its type alone, too, as of a whole one."""
+    whole = section["anyOf"][0] if "anyOf" in section else section
+    return _schema()["$defs"][whole["$ref"].rpartition("/")[2]]
 
 
 def _default(path: str) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import datetime
 import functools
+import os
 import re
 import threading
 import time
@@ -289,7 +290,9 @@ def is_there(place: RunPlace, name: str) -> bool:
 
 def refuse_file(where: Path) -> None:
     """Raise ValueError where a file was named in place of a run directory: it is likely to be the study file."""
-    if where.is_file():
+    if os.path.isfile(
+        where
+    ):  # unlike Path.is_file, no error where storage does not tell: what is read next names that file
         raise ValueError(
             f"{quoted(where)} is a file, and what a study has come to is in its run directory; name that (runs/<name of the study>, if --dir "
             "named no other)"
