@@ -119,7 +119,7 @@ def print_status(config: StudyConfig, study: Study, run_dir: str = RUN_DIR, *, i
     run_dir: as its user types it. is_driven: True if a process runs the study now.
     """
     console = Terminal()
-    _print_head(console, config, study, is_driven=is_driven)
+    _print_head(console, config, study, run_dir, is_driven=is_driven)
     for stage in config.stages:
         context = StageContext(stage, config, study)
         console.print()
@@ -129,12 +129,12 @@ def print_status(config: StudyConfig, study: Study, run_dir: str = RUN_DIR, *, i
     console.print(shown(f"\n{_time_line(study)}"))
 
 
-def status_in_a_window(config: StudyConfig, study: Study, *, is_driven: bool, rows: int) -> str:
+def status_in_a_window(config: StudyConfig, study: Study, run_dir: str = RUN_DIR, *, is_driven: bool, rows: int) -> str:
     """Return as much of the same as fits a window of so many rows: of the trials those of the stage that has begun and is not concluded, first
     what runs, then what ended last."""
     console = Terminal()
     with console.capture() as head:
-        _print_head(console, config, study, is_driven=is_driven)
+        _print_head(console, config, study, run_dir, is_driven=is_driven)
     stages, trials, place = list[str](), list[tuple[Trial, str]](), 0
     for stage in config.stages:
         context = StageContext(stage, config, study)
@@ -178,7 +178,7 @@ def _time_line(study: Study) -> str:
     return "time: " + ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items())
 
 
-def _print_head(console: Terminal, config: StudyConfig, study: Study, *, is_driven: bool) -> None:
+def _print_head(console: Terminal, config: StudyConfig, study: Study, run_dir: str, *, is_driven: bool) -> None:
     """Print what is said before the stages."""
     recommendation = recommend(config, study)
     console.print(shown(config.name, style="bold"))

@@ -42,7 +42,7 @@ def status(arguments: argparse.Namespace) -> int:
 
     def in_a_window(rows: int) -> tuple[str, bool]:
         config, study = _open(place)
-        text = status_in_a_window(config, study, is_driven=_is_driven(place), rows=rows)
+        text = status_in_a_window(config, study, quoted(str(place)), is_driven=_is_driven(place), rows=rows)
         return text, study.is_over(stage.type for stage in config.stages)
 
     try:
