@@ -101,8 +101,8 @@ STOPPED = "stopped; nothing that was measured or saved is lost. To go on, run th
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What was typed beside the study; see `run_study`."""
+class RunOptions:
+    """The options of a run that are not keys of its study; see `run_study`."""
 
     address: str | None
     min_nodes: int
@@ -129,7 +129,7 @@ class Driver:
     progress: Progress
     token: str
     """Names this process in every checkpoint of its trials: ranks of an earlier one may still be writing theirs."""
-    wishes: Wishes
+    options: RunOptions
 
 
 def run_study(
@@ -154,21 +154,23 @@ def run_study(
     began: when the user's command did, by the monotonic clock; None: now.
     """
     require_libraries(config.tracking)
-    wishes = Wishes(address, min_nodes, remeasure, retry_failed, keep_finished, seconds_to_save, quiet, (*told,), began)
+    options = RunOptions(
+        address, min_nodes, remeasure, retry_failed, keep_finished, seconds_to_save, quiet, (*told,), began
+    )
     if isinstance(place, Path):
-        return _run(config, place, None, wishes)
+        return _run(config, place, None, options)
     stored = _held(lambda: StoredStudy(place, runs_trials_here=address is None))
     with contextlib.closing(stored):
         try:
-            ending = _run(config, stored.run_dir, stored, wishes)
+            ending = _run(config, stored.run_dir, stored, options)
         except ValueError as error:
             raise ValueError(stored.told(str(error))) from error
     return replace(ending, message=stored.told(ending.message))
 
 
-def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes: Wishes) -> Ending:
+def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, options: RunOptions) -> Ending:
     """See `run_study`. stored: what the run directory is a copy of."""
-    address = wishes.address
+    address = options.address
     config = as_it_began(config, run_dir)
 
     def goes_further(before: StudyConfig, journal: Journal) -> None:
@@ -180,7 +182,7 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
     with _held(lambda: open_run_directory(config, run_dir, stored, goes_further)) as journal, all_are_ctrl_c():
         if _is_over(config, journal):
             changes = changes_of_what_is_over(config, journal.study.facts, _say_before)
-            again = _settled(run_dir, journal, changes, wishes)
+            again = _settled(run_dir, journal, changes, options)
             if _is_over(config, journal):
                 return _finish(config, run_dir, journal)
             if again:
@@ -189,15 +191,15 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, wishes:
             if address is not None:
                 address = reachable_address(address)
             with (
-                Progress(config, journal.study, wishes.quiet, wishes.began) as progress,
+                Progress(config, journal.study, options.quiet, options.began) as progress,
                 told_if_storage_hangs(journal, progress.say),
             ):
                 progress.say("reading the data, building the model and predicting its memory")
                 with contextlib.chdir("."):  # where the ranks are to run, too, whatever a user's code does
-                    token, notices = _begin(config, run_dir, journal, wishes, progress.say)
+                    token, notices = _begin(config, run_dir, journal, options, progress.say)
                 for notice in notices:
                     progress.noticed(None, notice)
-                driver = Driver(config, run_dir, journal, progress, token, wishes)
+                driver = Driver(config, run_dir, journal, progress, token, options)
                 trackers = _run_stages(driver, address)
         except (Halted, StorageLost) as error:
             return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
@@ -239,11 +241,11 @@ def _say_before(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _settled(run_dir: Path, journal: Journal, changes: Changes, wishes: Wishes) -> str:
+def _settled(run_dir: Path, journal: Journal, changes: Changes, options: RunOptions) -> str:
     """Refuse or keep what was made with other code or data, and have what failed wait again, if what it was made of has changed or the
     user asks for it; return that in words."""
-    refuse_or_keep(journal, changes, keep_finished=wishes.keep_finished)
-    again = _try_again(run_dir, journal, changes.names) if changes.names or wishes.retry_failed else ""
+    refuse_or_keep(journal, changes, keep_finished=options.keep_finished)
+    again = _try_again(run_dir, journal, changes.names) if changes.names or options.retry_failed else ""
     if changes.names:
         journal.append(FactsRead(facts=changes.now))
     return again
@@ -269,10 +271,10 @@ def _how_to_go_on(error: Halted | StorageLost) -> str:
 
 
 def _begin(
-    config: StudyConfig, run_dir: Path, journal: Journal, wishes: Wishes, say: Callable[[str], None]
+    config: StudyConfig, run_dir: Path, journal: Journal, options: RunOptions, say: Callable[[str], None]
 ) -> tuple[str, list[Notice]]:
     """Check what can be checked before anything starts; return this process's token, and what it met."""
-    is_local = wishes.address is None
+    is_local = options.address is None
     notices: list[Notice] = []
 
     def hear(notice: Notice) -> None:
@@ -287,7 +289,7 @@ def _begin(
         if not _begins(journal.study):
             facts = preflight.check(config, compiles=compiles, say=say)
             changes = changes_of(config, journal.study.facts, facts.contents or {})
-            if again := _settled(run_dir, journal, changes, wishes):
+            if again := _settled(run_dir, journal, changes, options):
                 say(again)
         if _begins(journal.study):  # it may have come to that where all that there was failed
             began_with = made_of(config)
@@ -296,7 +298,7 @@ def _begin(
             journal.append(FactsRead(facts=without_what_it_writes(began_with, config)))
     token = uuid.uuid4().hex[:8]
     given = config.model_dump(mode="json", exclude_unset=True)
-    journal.append(RunBegan(token=token, given=given, told=wishes.told))
+    journal.append(RunBegan(token=token, given=given, told=options.told))
     if (told := left_open_text(config, journal.study.given)) is not None:
         say(told)
     return token, [*journal.met, *notices]
@@ -365,9 +367,9 @@ def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
                 run_stage(director, lanes.dispatcher_name, driver.run_dir, driver.token, lanes.fleet)
     except KeyboardInterrupt:
         driver.progress.say(
-            f"stopping: the running trials save a checkpoint (at most {driver.wishes.seconds_to_save} s)"
+            f"stopping: the running trials save a checkpoint (at most {driver.options.seconds_to_save} s)"
         )
-        if not lanes.let_trials_save(driver.wishes.seconds_to_save):
+        if not lanes.let_trials_save(driver.options.seconds_to_save):
             driver.progress.say("they did not save in time: they will go on from their last checkpoint")
         raise
 
@@ -381,16 +383,16 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> ClusterResources:
     """Wait for the nodes that the study is to have from its beginning, and return what its lanes stand on."""
     scaler = NoAutoscaler() if is_local else autoscaler()
     if not isinstance(scaler, MayStart):
-        wait_for_nodes(driver.wishes.min_nodes, driver.progress.say)
+        wait_for_nodes(driver.options.min_nodes, driver.progress.say)
     choice = _choose_nodes(driver, scaler)
-    refuse_too_many_nodes(scaler, choice, len(nodes_now()), driver.wishes.min_nodes)
+    refuse_too_many_nodes(scaler, choice, len(nodes_now()), driver.options.min_nodes)
     measured_on = driver.journal.study.facts.measured_on
-    refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.wishes.min_nodes, measured_on)
+    refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.options.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement
     asker = start_asker() if isinstance(scaler, MayStart) else None
     resources = ClusterResources(shape, choice, placement.idle_release_seconds, asker)
     if asker is not None:
-        wait_for_room(resources, driver.wishes.min_nodes, driver.progress.say)
+        wait_for_room(resources, driver.options.min_nodes, driver.progress.say)
     return resources
 
 
@@ -457,7 +459,7 @@ def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     """Return what earlier studies measured on the device that this one's lanes have."""
     first = lanes.first()
     shared = identity(driver.config, driver.journal.study.facts, first)
-    file, take_none = cache_directory() / "measurements.jsonl", driver.wishes.remeasure or not first.device
+    file, take_none = cache_directory() / "measurements.jsonl", driver.options.remeasure or not first.device
     with heard_by(functools.partial(_tell, driver)):
         published = driver.journal.published
         where = str(published.store) if published is not None else str(driver.run_dir)
