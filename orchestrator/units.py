@@ -33,15 +33,20 @@ def counted_between(low: int, high: int, noun: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """Return 1.2k, 3.4M, 0.05, 2.1e-4 and the like."""
+    """Return 1.2k, 3.4M, 0.05, 2.1e-4 and the like: three significant digits."""
     size = abs(value)
     for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if size >= 0.9995 * scale:  # what rounds to 1000 of a unit is 1 of the next
             return f"{value / scale:.3g}{unit}" if size < 999.5 * scale else f"{value / scale:.0f}{unit}"
-    if 0 < size < 1e-2:
-        mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    if 0 < size < 1e-3:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
     return f"{value:.3g}"
+
+
+def exact_text(value: float) -> str:
+    """Return 1,234,567, 5.0944, 0.0016818 and the like: at least five significant digits."""
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.5g}"
 
 
 def rate_text(rate: float, unit: str) -> str:

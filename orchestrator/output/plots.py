@@ -1,13 +1,15 @@
 """Draws a figure as an SVG element. Colours come from the page's style sheet.
 
-Elements are built as a tree, so that every text is escaped where it is written out.
+Elements are built as a tree, so that every text is escaped where it is written out. What the pointer tells of a mark is written at it
+(data-x, data-y, ...): the page's script reads it from there.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 from xml.etree.ElementTree import Element
@@ -15,8 +17,11 @@ from xml.etree.ElementTree import Element
 from batchscout.orchestrator.stages.figures import Axis, Cell, Figure, Line, Mark, Series
 
 NUM_COLOURS = 7
-_LEFT, _TOP, _BOTTOM, _LABEL_GAP = 58, 22, 40, 13
-_CHARACTER = 6.1  # the width of a character of the 11 px labels, generously
+_TOP, _BOTTOM, _ROW = 24, 42, 15
+_CHARACTER, _BOLD = 7.3, 8.2
+"""The widths of a character of the 12 px texts in a wide font: what has room in it has room in every other."""
+_MOST_SHAPES = 60
+"""A series of more marks has small dots, all alike."""
 
 
 def element(tag: str, *children: Element | str | None, **attributes: object) -> Element:
@@ -63,46 +68,83 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What of a figure can be drawn, and where."""
+class _Box:
+    """The room that a text or a mark takes."""
 
-    series: tuple[Series, ...]
-    """Without the marks that an axis cannot show."""
-    lines: tuple[Line, ...]
-    x: Scale
-    y: Scale
-    height: int
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: _Box) -> bool:
+        apart = self.right <= other.left or other.right <= self.left
+        return not (apart or self.bottom <= other.top or other.bottom <= self.top)
 
 
-def laid_out(figure: Figure) -> Layout | None:
-    """Return where everything goes, with room at the right edge for the names of the series; None if there is nothing."""
-    drawable = [_drawable(one, figure.x, figure.y) for one in figure.series]
-    shown = tuple(one for one in drawable if one.marks)
-    if not shown and not figure.cells:
-        return None
-    labels = [one.label for one in shown if one.label]
-    right = figure.width - (18 + _CHARACTER * max((len(label) for label in labels), default=0))
-    height = max(figure.height, _TOP + _BOTTOM + _LABEL_GAP * len(labels))
-    x = _scale(figure.x, _values(figure, shown, "x"), _left(figure.y), right)
-    y = _scale(figure.y, _values(figure, shown, "y"), height - _BOTTOM, _TOP)
-    return Layout(shown, tuple(line for line in figure.lines if _inside(line, x, y)), x, y, height)
+@dataclass
+class _Drawing:
+    """A picture as it grows: its parts, and where its texts and marks lie, so that no text is put over another."""
+
+    width: float
+    height: float
+    parts: list[Element] = field(default_factory=list)
+    texts: list[_Box] = field(default_factory=list)
+    marks: list[_Box] = field(default_factory=list)
+
+    def write(self, text: str, places: Sequence[tuple[float, float, str]], looks: str, *, always: bool) -> None:
+        """Write the text at the first of the places (x, baseline, anchor) where it covers nothing, else where it covers no text.
+
+        always: write it at the first place where there is no such; else it is left out: whoever points at its mark is told.
+        """
+        if not text:
+            return
+        boxes = [self._box(text, *place, bold="strong" in looks) for place in places]
+        inside = [one for one in boxes if one.left >= 0 and one.right <= self.width and one.top >= 0]
+        quiet = [one for one in inside if not any(map(one.meets, self.texts))]
+        clear = next((one for one in quiet if not any(map(one.meets, self.marks))), None)
+        chosen = clear or next(iter(quiet), None) or (boxes[0] if always else None)
+        if chosen is not None:
+            x, y, anchor = places[boxes.index(chosen)]
+            self.texts.append(chosen)
+            self.parts.append(
+                element("text", text, x=round(x, 1), y=round(y, 1), text_anchor=anchor, class_=looks or None)
+            )
+
+    def _box(self, text: str, x: float, y: float, anchor: str, *, bold: bool) -> _Box:
+        width = (_BOLD if bold else _CHARACTER) * len(text)
+        left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+        return _Box(left - 2, y - 11, left + width + 2, y + 3)
 
 
 def plot(figure: Figure) -> Element:
-    """Return the chart; series are named at its right edge, where they cannot cover a point."""
-    layout = laid_out(figure)
-    if layout is None:
+    """Return the chart. Series are named at its right edge, where they cannot cover a point; marks that an axis cannot show are left out."""
+    drawable = (_drawable(one, figure.x, figure.y) for one in figure.series)
+    shown = [one for one in drawable if one.marks]
+    if not shown and not figure.cells:
         return _empty(figure.width, 80)
-    x, y = layout.x, layout.y
+    names = [one.label for one in shown if one.label and not one.faint]
+    right = figure.width - (18 + _CHARACTER * max((len(name) for name in names), default=0))
+    top = _TOP + _ROW * sum(line.vertical for line in figure.lines)
+    height = max(figure.height, top + _BOTTOM + _ROW * len(names))
+    x = _scale(figure.x, _values(figure, shown, "x"), _left(figure), right)
+    y = _scale(figure.y, _values(figure, shown, "y"), height - _BOTTOM, top)
+    drawing = _Drawing(figure.width, height)
+    drawing.parts += [_cell(cell, x, y) for cell in figure.cells]
+    _draw_axes(drawing, x, y)
+    _draw_names(drawing, [one for one in shown if one.label and not one.faint], x, y)
+    _draw_lines(drawing, [line for line in figure.lines if _inside(line, x, y)], x, y)
+    for one in shown:
+        drawing.parts.append(_series(one, x, y))
+        drawing.marks += _room_of(one, x, y)
+    for one in shown:
+        for mark in one.marks:
+            if mark.text:
+                drawing.write(mark.text, _beside(x(mark.x), y(mark.y), mark), "note", always=False)
     return element(
         "svg",
-        *[_cell(cell, x, y) for cell in figure.cells],
-        *_grid(x, y),
-        *_lines(layout.lines, x, y),
-        *[_series(one, x, y) for one in layout.series],
-        *_labels(layout.series, x, y),
-        viewBox=f"0 0 {figure.width} {layout.height}",
-        style=f"max-width:{figure.width}px",
+        *drawing.parts,
+        viewBox=f"0 0 {figure.width} {height}",
+        style=f"max-width:{figure.width}px;min-width:{0.73 * figure.width:.0f}px",
         role="img",
         aria_label=spoken(figure),
     )
@@ -114,9 +156,9 @@ def spoken(figure: Figure) -> str:
     return f"{axes}. {figure.caption}".strip()
 
 
-def _left(y_axis: Axis) -> int:
+def _left(figure: Figure) -> float:
     """Return where the plot begins: right of its numbers, or of the names of its rows."""
-    return 30 + 7 * max(len(y_axis.text(tick)) for tick in y_axis.ticks) if y_axis.ticks else _LEFT
+    return 14 + _CHARACTER * max([6, *(len(figure.y.text(tick)) for tick in figure.y.ticks)])
 
 
 def _empty(width: int, height: int) -> Element:
@@ -158,15 +200,16 @@ def _scale(axis: Axis, values: list[float], start: float, end: float) -> Scale:
 
 
 def ticks(scale: Scale) -> list[float]:
+    """Return where the axis has texts: as many as have room, and no two that say the same."""
     axis = scale.axis
     if axis.ticks:
         return _thinned([tick for tick in axis.ticks if scale.low <= tick <= scale.high], scale)
-    if axis.log:
-        return _log_ticks(scale.low, scale.high)
-    room = abs(scale.end - scale.start) / (70 if scale.end > scale.start else 45)
+    if axis.log and scale.high / scale.low > 4:
+        return _thinned(_log_ticks(scale.low, scale.high), scale)
+    room = abs(scale.end - scale.start) / (80 if scale.end > scale.start else 45)
     step = _round_step((scale.high - scale.low) / axis.unit / max(2, room)) * axis.unit
     first = math.ceil(scale.low / step)
-    return [round(step * i, 12) for i in range(first, math.floor(scale.high / step) + 1)]
+    return _thinned([round(step * i, 12) for i in range(first, math.floor(scale.high / step) + 1)], scale)
 
 
 def _round_step(rough: float) -> float:
@@ -178,34 +221,34 @@ def _round_step(rough: float) -> float:
 def _log_ticks(low: float, high: float) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = math.ceil(len(decades) / 8)
-    factors = (1, 2, 5) if len(decades) <= 3 else (1,)
+    factors = (1, 2, 5) if high / low < 1e3 else (1,)
     ticks = [factor * 10.0**decade for decade in decades if decade % every == 0 for factor in factors]
     return [tick for tick in ticks if low <= tick <= high]
 
 
 def _thinned(ticks: list[float], scale: Scale) -> list[float]:
-    """Return the ticks without those whose text would touch the one before."""
+    """Return the ticks without those whose text would touch the one before, or would say the same."""
     kept: list[float] = []
     for tick in sorted(set(ticks)):
-        needed = 14 + _CHARACTER * len(scale.axis.text(tick)) if scale.end > scale.start else 14
-        if not kept or abs(scale(tick) - scale(kept[-1])) >= needed:
+        text, last = scale.axis.text(tick), scale.axis.text(kept[-1]) if kept else ""
+        needed = 8 + _CHARACTER * (len(text) + len(last)) / 2 if scale.end > scale.start else _ROW
+        named_rows = scale.axis.ticks and scale.end < scale.start
+        if not kept or (abs(scale(tick) - scale(kept[-1])) >= needed and (text != last or named_rows)):
             kept.append(tick)
     return kept
 
 
-def _grid(x: Scale, y: Scale) -> list[Element]:
-    """Return the rules at the y ticks, the texts of the ticks, and the names of the axes."""
-    parts = [element("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis")]
+def _draw_axes(drawing: _Drawing, x: Scale, y: Scale) -> None:
+    """Draw the rules at the y ticks, the texts of the ticks, and the names of the axes."""
+    drawing.parts.append(element("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
     for tick in ticks(y):
-        parts.append(element("line", x1=x.start, x2=x.end, y1=y(tick), y2=y(tick), class_="rule"))
-        parts.append(element("text", y.axis.text(tick), x=x.start - 7, y=y(tick) + 4, text_anchor="end"))
+        drawing.parts.append(element("line", x1=x.start, x2=x.end, y1=y(tick), y2=y(tick), class_="rule"))
+        drawing.write(y.axis.text(tick), [(x.start - 7, y(tick) + 4, "end")], "", always=True)
     for tick in ticks(x):
-        parts.append(element("line", x1=x(tick), x2=x(tick), y1=y.start, y2=y.start + 4, class_="axis"))
-        parts.append(element("text", x.axis.text(tick), x=x(tick), y=y.start + 16, text_anchor="middle"))
-    middle = (x.start + x.end) / 2
-    parts.append(element("text", x.axis.label, x=middle, y=y.start + 33, text_anchor="middle", class_="label"))
-    parts.append(element("text", y.axis.label, x=0, y=11, class_="label"))
-    return parts
+        drawing.parts.append(element("line", x1=x(tick), x2=x(tick), y1=y.start, y2=y.start + 4, class_="axis"))
+        drawing.write(x.axis.text(tick), [(x(tick), y.start + 17, "middle")], "", always=True)
+    drawing.write(x.axis.label, [((x.start + x.end) / 2, y.start + 36, "middle")], "label x", always=True)
+    drawing.write(y.axis.label, [(0, 12, "start")], "label y", always=True)
 
 
 def _inside(line: Line, x: Scale, y: Scale) -> bool:
@@ -221,23 +264,22 @@ def _cell(cell: Cell, x: Scale, y: Scale) -> Element:
     return element("rect", told, **size, class_=f"cell c{cell.colour % NUM_COLOURS}", opacity=cell.strength)
 
 
-def _lines(lines: Sequence[Line], x: Scale, y: Scale) -> list[Element]:
-    """Return the lines. Where several are vertical the last is named to its right, and the others to their left."""
-    upright = sorted((line for line in lines if line.vertical), key=lambda line: line.value)
-    anchors = {
-        line: "end" if line is not upright[-1] else "start" if len(upright) > 1 else "middle" for line in upright
-    }
-    return [_line(line, anchors.get(line, "end"), x, y) for line in lines]
-
-
-def _line(line: Line, anchor: str, x: Scale, y: Scale) -> Element:
-    if line.vertical:
-        at = x(line.value)
-        rule = element("line", x1=at, x2=at, y1=y.end, y2=y.start, class_="limit")
-        return element("g", rule, element("text", line.label, x=at, y=y.end - 5, text_anchor=anchor, class_="strong"))
-    at = y(line.value)
-    rule = element("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="limit")
-    return element("g", rule, element("text", line.label, x=x.end, y=at - 4, text_anchor="end", class_="strong"))
+def _draw_lines(drawing: _Drawing, lines: Sequence[Line], x: Scale, y: Scale) -> None:
+    """Draw the lines. The name of each upright one has a row of its own above the plot, on the side where there is room; the nearer
+    a line is to that side, the lower is its name, so that no line crosses another's name."""
+    middle = (x.start + x.end) / 2
+    upright = sorted((line for line in lines if line.vertical), key=lambda line: abs(x(line.value) - middle))
+    for row, line in enumerate(upright):
+        at, top = x(line.value), y.end - _ROW * row
+        drawing.parts.append(element("line", x1=at, x2=at, y1=top - 3, y2=y.start, class_="limit"))
+        places = [(at - 4, top - 4, "end"), (at + 4, top - 4, "start")]
+        drawing.write(line.label, places if at > middle else places[::-1], "strong", always=True)
+    for line in lines:
+        if not line.vertical:
+            at = y(line.value)
+            drawing.parts.append(element("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="limit"))
+            places = [(x.end, at - 5, "end"), (x.end, at + 14, "end"), (x.start + 4, at - 5, "start"), (x.start + 4, at + 14, "start")]  # fmt: skip
+            drawing.write(line.label, places, "strong", always=True)
 
 
 def _series(series: Series, x: Scale, y: Scale) -> Element:
@@ -247,63 +289,88 @@ def _series(series: Series, x: Scale, y: Scale) -> Element:
     looks = " ".join(name for name, wanted in (("dashed", series.dashed), ("bold", series.bold)) if wanted)
     paths = [_path(good, looks, x, y), _path([*good[-1:], *failed], "failed", x, y)] if series.joined else []
     marks = [part for mark in series.marks for part in _mark(mark, series, x, y)]
-    return element("g", element("title", series.label), *paths, *marks, class_=f"series c{series.colour % NUM_COLOURS}")
+    faint = " faint" if series.faint else ""
+    kind = f"series c{series.colour % NUM_COLOURS}{faint}"
+    return element("g", element("title", series.label), *paths, *marks, class_=kind)
 
 
 def _path(marks: Sequence[Mark], looks: str, x: Scale, y: Scale) -> Element | None:
     points = " ".join(f"{x(mark.x)},{y(mark.y)}" for mark in marks)
-    return element("polyline", points=points, class_=looks) if len(marks) > 1 else None
+    return element("polyline", points=points, class_=looks or None) if len(marks) > 1 else None
 
 
 def _mark(mark: Mark, series: Series, x: Scale, y: Scale) -> list[Element]:
+    """Return the mark with its interval. Its values are those that the pointer tells."""
     at_x, at_y = x(mark.x), y(mark.y)
+    told: dict[str, str | None] = {"data_x": x.axis.told(mark.x), "data_y": y.axis.told(mark.y)}
     parts: list[Element] = []
     if mark.low is not None and mark.high is not None and mark.low < mark.high:
         low, high = (y(min(max(bound, y.low), y.high)) for bound in (mark.low, mark.high))
-        parts.append(element("line", x1=at_x, x2=at_x, y1=low, y2=high, class_="interval"))
-        if math.isinf(mark.high):
-            parts.append(element("path", d=f"M{at_x - 3},{high + 5}l3,-5l3,5", class_="interval"))
+        told |= {"data_low": y.axis.told(mark.low), "data_high": "no upper end" if math.isinf(mark.high) else y.axis.told(mark.high)}  # fmt: skip
+        end = "m-3,5l3,-5l3,5" if math.isinf(mark.high) else "m-3,0h6"
+        parts.append(element("path", d=f"M{at_x - 3},{low}h6m-3,0V{high}{end}", class_="interval"))
     if mark.kind == "chosen":
         parts.append(element("circle", cx=at_x, cy=at_y, r=8, class_="ring"))
-    parts.append(_cross(at_x, at_y) if mark.kind == "cross" else _shape(at_x, at_y, series.colour))
-    if mark.text:
-        above = at_y - (12 if mark.kind == "chosen" else 7)
-        parts.append(element("text", mark.text, x=at_x, y=above, text_anchor="middle", class_="note"))
+    told |= {"data_text": mark.text or None, "data_told": mark.told or None}
+    many = len(series.marks) > _MOST_SHAPES
+    shape = _CROSS if mark.kind == "cross" else "h0" if many else _SHAPES[series.colour % len(_SHAPES)]
+    looks = "cross" if mark.kind == "cross" else "dot small" if many else "dot"
+    parts.append(element("path", d=f"M{at_x},{at_y}{shape}", class_=looks, **told))
     return parts
 
 
-def _cross(x: float, y: float) -> Element:
-    return element("path", d=f"M{x - 4},{y - 4}l8,8m0,-8l-8,8", class_="cross")
+_CROSS = "m-4,-4l8,8m0,-8l-8,8"
+_SHAPES = (
+    "m-3.4,0a3.4,3.4 0 1 0 6.8,0a3.4,3.4 0 1 0 -6.8,0z",
+    "m-3,-3h6v6h-6z",
+    "m0,-4l4,7h-8z",
+    "m0,-4.4l4.4,4.4l-4.4,4.4l-4.4,-4.4z",
+    "m0,4l4,-7h-8z",
+)
+"""Another one for each colour, for those who cannot tell the colours apart."""
 
 
-def _shape(x: float, y: float, colour: int) -> Element:
-    """Return another shape for each colour, for those who cannot tell the colours apart."""
-    shapes = (
-        f"M{x - 3.4},{y}a3.4,3.4 0 1 0 6.8,0a3.4,3.4 0 1 0 -6.8,0z",
-        f"M{x - 3},{y - 3}h6v6h-6z",
-        f"M{x},{y - 4}l4,7h-8z",
-        f"M{x},{y - 4.4}l4.4,4.4l-4.4,4.4l-4.4,-4.4z",
-        f"M{x},{y + 4}l4,-7h-8z",
-    )
-    return element("path", d=shapes[colour % len(shapes)], class_="dot")
+def _room_of(series: Series, x: Scale, y: Scale) -> Iterator[_Box]:
+    """Yield where marks, their intervals and the lines between them lie; nothing for so many that texts could not stand elsewhere."""
+    if len(series.marks) > _MOST_SHAPES:
+        return
+    for mark in series.marks:
+        at_x, at_y, size = x(mark.x), y(mark.y), 8.0 if mark.kind == "chosen" else 4.0
+        yield _Box(at_x - size, at_y - size, at_x + size, at_y + size)
+        if mark.low is not None and mark.high is not None:
+            low, high = (y(min(max(bound, y.low), y.high)) for bound in (mark.low, mark.high))
+            yield _Box(at_x - 3, high, at_x + 3, low)
+    for one, other in itertools.pairwise(series.marks if series.joined else ()):
+        start, end = (x(one.x), y(one.y)), (x(other.x), y(other.y))
+        steps = math.ceil(math.dist(start, end) / 8)
+        for share in (i / steps for i in range(1, steps)):
+            at_x, at_y = (a + share * (b - a) for a, b in zip(start, end, strict=True))
+            yield _Box(at_x - 2, at_y - 2, at_x + 2, at_y + 2)
 
 
-def _labels(series: Sequence[Series], x: Scale, y: Scale) -> list[Element]:
-    """Return the names at the right edge, each as near to the last point of its series as the others allow."""
-    named = sorted((one for one in series if one.label), key=lambda one: y(one.marks[-1].y))
-    places = spread([y(one.marks[-1].y) for one in named], _LABEL_GAP, y.end, y.start)
-    return [_label(one, place, x, y) for one, place in zip(named, places, strict=True)]
+def _beside(at_x: float, at_y: float, mark: Mark) -> list[tuple[float, float, str]]:
+    """Return where a mark's text may stand: above, right, left and below."""
+    off = 12 if mark.kind == "chosen" else 8
+    return [
+        (at_x, at_y - off, "middle"),
+        (at_x + off, at_y + 4, "start"),
+        (at_x - off, at_y + 4, "end"),
+        (at_x, at_y + off + 9, "middle"),
+    ]
 
 
-def _label(series: Series, place: float, x: Scale, y: Scale) -> Element:
-    last = series.marks[-1]
-    leader = f"{x(last.x) + 5},{y(last.y)} {max(x(last.x) + 5, x.end - 6)},{y(last.y)} {x.end + 6},{place}"
-    return element(
-        "g",
-        element("polyline", points=leader, class_="leader"),
-        element("text", series.label, x=x.end + 9, y=place + 4, class_="name bold" if series.bold else "name"),
-        class_=f"series c{series.colour % NUM_COLOURS}",
-    )
+def _draw_names(drawing: _Drawing, series: Sequence[Series], x: Scale, y: Scale) -> None:
+    """Draw the names at the right edge, each as near to the last point of its series as the others allow."""
+    named = sorted(series, key=lambda one: y(one.marks[-1].y))
+    for one, place in zip(named, spread([y(one.marks[-1].y) for one in named], _ROW, y.end, y.start - 2), strict=True):
+        last = one.marks[-1]
+        leader = f"{x(last.x) + 5},{y(last.y)} {max(x(last.x) + 5, x.end - 6)},{y(last.y)} {x.end + 6},{place}"
+        name = element(
+            "text", one.label, x=round(x.end + 9, 1), y=round(place + 4, 1), class_="bold" if one.bold else None
+        )
+        drawing.texts.append(_Box(x.end + 7, place - 7, drawing.width, place + 7))
+        line = element("polyline", points=leader, class_="leader")
+        drawing.parts.append(element("g", line, name, class_=f"series name c{one.colour % NUM_COLOURS}"))
 
 
 def spread(places: list[float], gap: float, low: float, high: float) -> list[float]:

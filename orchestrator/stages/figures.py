@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from batchscout.orchestrator.study.trial import Trial
-from batchscout.orchestrator.units import number_text
+from batchscout.orchestrator.units import exact_text, number_text
 
 FAILED_COLOUR = 1
 AUXILIARY_COLOUR = 6
@@ -44,6 +44,8 @@ class Series:
     joined: bool = True
     dashed: bool = False
     bold: bool = False
+    faint: bool = False
+    """True for what another series of the same label smooths: that one has the name."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,10 @@ class Axis:
     """Round numbers are multiples of it."""
     top: float | None = None
     """Values above it are not shown."""
+
+    def told(self, value: float) -> str:
+        """Return what is told of a value under the pointer and in a table."""
+        return exact_text(value) if self.text is number_text else self.text(value)
 
 
 @dataclass(frozen=True)

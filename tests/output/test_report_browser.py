@@ -1,4 +1,4 @@
-"""The report in a real browser: every chart is drawn, nothing goes wrong, and what one clicks, types and points at works."""
+"""The report in a real browser: nothing goes wrong, and what one clicks, types and points at works."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GOLDEN_RUNS = sorted(path.name for path in GOLDEN.iterdir())
-ALL_DRAWN = "[...document.querySelectorAll('figure.chart')].every(figure => figure.dataset.drawn)"
+IS_READY = "performance.getEntriesByName('ready').length > 0"
 PHONE, A4, SCREEN = 420, 718, 1200
 
 
@@ -70,13 +70,13 @@ def reported(run_dir: Path, file: Path) -> Path:
 
 
 def show(tab: Browser, file: Path, width: int = SCREEN, **looks: bool) -> None:
-    """Show the page in a window as high as the page is, so that all of it is seen, and wait for its charts."""
+    """Show the page in a window as high as the page is, so that all of it is seen, and wait for its script."""
     tab.errors.clear()
     tab.requests.clear()
     tab.show_as(width, 20_000, **looks)
     tab.open(file)
     if looks.get("script", True):
-        tab.until(ALL_DRAWN)
+        tab.until(IS_READY)
         # Until what moved when charts took their places is where it stays.
         tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))")
 
@@ -95,7 +95,7 @@ def test_a_comparison_is_drawn_too(tab: Browser, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", [*GOLDEN_RUNS, "example"])
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_chart_is_drawn_and_nothing_goes_wrong(
+def test_every_chart_shows_something_and_nothing_goes_wrong(
     run: str, dark: bool, tab: Browser, example: Path, tmp_path: Path
 ) -> None:
     file = example if run == "example" else reported(GOLDEN / run, tmp_path / "report.html")
@@ -170,7 +170,7 @@ def test_values_are_told_under_the_pointer_and_by_the_arrow_keys(tab: Browser, e
     show(tab, example)
     chart, tip = "#frontier-speed_by_memory", "document.querySelector('#frontier-speed_by_memory .tip')"
     x, y = tab.evaluate(
-        f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])(document.querySelector('{chart} svg [aria-label=dot] > *').getBoundingClientRect())"
+        f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])(document.querySelector('{chart} svg .dot').getBoundingClientRect())"
     )
     tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     told = tab.evaluate(f"{tip}.innerText").splitlines()
@@ -196,7 +196,6 @@ def test_an_interval_without_an_upper_end_is_an_arrow_that_says_so(tab: Browser,
     file.write_text(render_report(config, example_study(config), example_recommendation(), curves))
     show(tab, file)
     figure = "#training-noise_curve"
-    assert tab.evaluate(f"document.querySelectorAll('{figure} svg [marker-end]').length") == 1
     tab.evaluate(f"document.querySelector('{figure} .picture').focus()")
     tab.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
     assert "from 6 to no upper end" in tab.evaluate(f"document.querySelector('{figure} .tip').innerText")
@@ -205,11 +204,12 @@ def test_an_interval_without_an_upper_end_is_an_arrow_that_says_so(tab: Browser,
 def test_a_series_can_be_hidden(tab: Browser, example: Path) -> None:
     show(tab, example)
     chart = "#train-loss_by_train_seconds"
-    dots = f"document.querySelectorAll('{chart} svg [aria-label=dot] > *').length"
+    dots = f"[...document.querySelectorAll('{chart} svg .dot')].filter(dot => getComputedStyle(dot).visibility === 'visible').length"
     before = tab.evaluate(dots)
-    click(tab, f"{chart} .names button")
+    click(tab, f"{chart} .name text")
     assert 0 < tab.evaluate(dots) < before
-    click(tab, f"{chart} .names button")
+    tab.evaluate(f"document.querySelector('{chart} .name').focus()")
+    tab.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter")
     assert tab.evaluate(dots) == before
 
 
@@ -218,10 +218,10 @@ def test_nothing_is_cut_off_on_a_phone_or_on_paper(run: str, tab: Browser, examp
     file = example if run == "example" else reported(GOLDEN / run, tmp_path / "report.html")
     show(tab, file, PHONE)
     assert tab.evaluate("document.documentElement.scrollWidth") <= PHONE
-    over = (
-        "[...document.querySelectorAll('figure svg')].filter(svg => svg.getBoundingClientRect().right > innerWidth + 1)"
-    )
+    over = "[...document.querySelectorAll('figure .sheet')].filter(one => one.getBoundingClientRect().right > innerWidth + 1)"
     assert tab.evaluate(f"{over}.length") == 0
+    sizes = "[...document.querySelectorAll('figure svg text')].map(one => one.getScreenCTM().a * parseFloat(getComputedStyle(one).fontSize))"
+    assert min(tab.evaluate(sizes)) >= 8.5, "pixels: a picture that would be smaller is to be moved sideways"
     show(tab, file, A4)
     tab.call("Emulation.setEmulatedMedia", media="print")
     wide = "[...document.querySelectorAll('main *')].filter(one => one.clientWidth && one.getBoundingClientRect().right > innerWidth + 1)"
@@ -231,24 +231,36 @@ def test_nothing_is_cut_off_on_a_phone_or_on_paper(run: str, tab: Browser, examp
 def test_without_scripts_every_picture_is_there(tab: Browser, example: Path) -> None:
     show(tab, example, script=False)
     document = tab.call("DOM.getDocument")["root"]["nodeId"]
-    found = tab.call("DOM.querySelectorAll", nodeId=document, selector="figure.chart .picture > svg")["nodeIds"]
+    found = tab.call("DOM.querySelectorAll", nodeId=document, selector="figure.chart .picture svg")["nodeIds"]
     assert len(found) >= 12
     for node in found:
         assert tab.call("DOM.getBoxModel", nodeId=node)["model"]["height"] > 50
-    assert tab.call("DOM.querySelectorAll", nodeId=document, selector="[data-drawn]")["nodeIds"] == []
+    assert tab.call("DOM.querySelectorAll", nodeId=document, selector=".script")["nodeIds"] == []
 
 
-@pytest.mark.parametrize("run", ["quickstart", "example"])
-def test_no_word_of_a_picture_without_script_is_cut_off(run: str, tab: Browser, example: Path, tmp_path: Path) -> None:
-    """How wide a name is depends on the fonts of the machine: some reach beyond the picture, and no further than the page."""
+@pytest.mark.parametrize("run", [*GOLDEN_RUNS, "example"])
+@pytest.mark.parametrize("width", [SCREEN, PHONE])
+def test_no_text_of_a_picture_lies_over_another_or_is_cut_off(
+    run: str, width: int, tab: Browser, example: Path, tmp_path: Path
+) -> None:
+    """With the fonts of this machine; where there is none but DejaVu they are as wide as fonts get."""
     file = example if run == "example" else reported(GOLDEN / run, tmp_path / "report.html")
-    show(tab, file, PHONE, script=False)
-    over = (
-        "[...document.querySelectorAll('figure svg')].flatMap(svg => [...svg.querySelectorAll('text')].filter(text => "
-        "text.getBoundingClientRect().right > (getComputedStyle(svg).overflow === 'visible' ? innerWidth "
-        ": svg.getBoundingClientRect().right))).map(text => text.textContent)"
-    )
-    assert tab.evaluate(over) == []
+    show(tab, file, width)
+    assert tab.evaluate("document.querySelectorAll('figure svg text').length") > 20
+    assert tab.evaluate(COVERED) == []
+    assert tab.evaluate(CUT_OFF) == []
+
+
+COVERED = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
+  const texts = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBBox()]).filter(([, box]) => box.width)
+  return texts.flatMap(([one, a], i) => texts.slice(i + 1).filter(([, b]) =>
+    Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x) > 0.5 && Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y) > 2
+  ).map(([other]) => `${svg.closest('figure').id}: ${one} / ${other}`))
+})"""
+CUT_OFF = """[...document.querySelectorAll('figure svg')].flatMap(svg => [...svg.querySelectorAll('text')].filter(text => {
+  const box = text.getBBox()
+  return box.x < -1 || box.x + box.width > svg.viewBox.baseVal.width + 1 || box.y + box.height > svg.viewBox.baseVal.height + 1
+}).map(text => `${svg.closest('figure').id}: ${text.textContent}`))"""
 
 
 def test_what_the_colours_stand_for_is_seen_on_paper(tab: Browser, example: Path) -> None:

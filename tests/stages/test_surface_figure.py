@@ -49,7 +49,7 @@ def test_every_run_that_came_to_something_is_on_it_and_the_recommended_one_is_ri
 
 
 def test_each_batch_has_its_best_rate_with_an_interval_around_it(figure: Figure) -> None:
-    best = next(series for series in figure.series if series.label == "best rate of each batch")
+    best = next(series for series in figure.series if series.label == "best rate")
     assert [mark.x for mark in best.marks] == sorted({float(tick) for tick in figure.x.ticks})
     for mark in best.marks:
         assert mark.low is not None

@@ -34,10 +34,11 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
             Axis("peak memory of a rank", bytes_text, zero=True, unit=_unit(shown or largest)),
             Axis(context.study.facts.rate_unit, zero=True),
             (*series, *_front(findings)),
-            "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory. A bar is from the slowest to the fastest round."
+            "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory. A bar is from the slowest to the fastest round. "
+            "On the Pareto front nothing is faster in less memory."
             f"{told}",
             _limits(shown, context.config.headroom),
-            width=860,
+            width=700,
             height=330,
         )
     ]
@@ -74,7 +75,7 @@ def _front(findings: FrontierFindings | None) -> list[Series]:
     if len(points) < 2:
         return []
     marks = tuple(Mark(point.peak_memory_bytes, point.tokens_per_second) for point in points)
-    return [Series("nothing faster in less memory", marks, AUXILIARY_COLOUR, dashed=True)]
+    return [Series("Pareto front", marks, AUXILIARY_COLOUR, dashed=True)]
 
 
 def _unit(limit: int | None) -> int:

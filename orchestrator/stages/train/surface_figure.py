@@ -44,7 +44,7 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
             f"The {what} at equal cost that the surface through all runs has: the stronger the colour, the lower. Numbers are what "
             "the runs came to, with a ~ what one that was cut would have; the one to choose is ringed. The dashed line is each batch's best learning rate, with its 90 % interval.",
             cells=tuple(_cells(surface, observed, what)),
-            width=860,
+            width=700,
             height=360,
         )
     ]
@@ -94,7 +94,7 @@ def _best_rates(surface: Surface) -> Series:
     for batch in surface.coordinates.batches:
         low, middle, high = (surface.coordinates.rate(batch, u) for u in _interval(surface, batch))
         marks.append(Mark(batch, middle, low=low, high=high))
-    return Series("best rate of each batch", tuple(marks), AUXILIARY_COLOUR, dashed=True)
+    return Series("best rate", tuple(marks), AUXILIARY_COLOUR, dashed=True)
 
 
 def _interval(surface: Surface, batch: int) -> list[float]:
