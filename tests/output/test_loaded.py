@@ -53,7 +53,7 @@ def test_what_is_measured_with_an_error_has_a_bar_that_holds_its_point() -> None
 
 
 def test_a_figure_that_there_is_not_is_refused_with_those_that_there_are(study: batchscout.Study) -> None:
-    with pytest.raises(KeyError, match=r"no figure 'surfaces'; it has: surface, .*timeline"):
+    with pytest.raises(KeyError, match=r"no figure 'surfaces'; it has: differences, surface, .*timeline"):
         study.figures()["surfaces"]
 
 

@@ -298,3 +298,13 @@ def test_a_running_study_s_page_reloads_itself_and_stays_where_it_was(tab: Brows
     tab.until("Math.abs(scrollY - 300) < 50")
     assert tab.evaluate("document.documentElement.dataset.every") is None
     assert tab.errors == []
+
+
+@pytest.mark.parametrize("run", ["quickstart", "recorded"])
+def test_the_answer_and_the_chart_of_the_choice_are_seen_at_once(run: str, tab: Browser, tmp_path: Path) -> None:
+    folder = GOLDEN / run if run != "recorded" else GOLDEN.parents[1] / "docs" / "recorded" / "quickstart"
+    show(tab, reported(folder, tmp_path / "report.html"), 1280)
+    ends = tab.evaluate(
+        "['.verdict', '#train-differences svg'].map(one => document.querySelector(one).getBoundingClientRect().bottom)"
+    )
+    assert max(ends) < 800, "pixels of a window of 1280 x 800"

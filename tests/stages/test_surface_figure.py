@@ -29,8 +29,7 @@ def context_of(study: Study | None = None) -> StageContext[Train]:
 
 @pytest.fixture(scope="module")
 def figure() -> Figure:
-    (figure,) = surface_figures(context_of())
-    return figure
+    return next(one for one in surface_figures(context_of()) if one.name == "surface")
 
 
 def test_every_run_that_came_to_something_is_on_it_and_the_recommended_one_is_ringed(figure: Figure) -> None:
@@ -73,3 +72,21 @@ def test_the_cells_cover_the_plane_once_and_fade_from_the_lowest(figure: Figure)
 
 def test_there_is_none_before_a_run_has_ended() -> None:
     assert surface_figures(context_of(Study("quickstart"))) == []
+
+
+def test_each_batch_is_told_against_the_choice_which_lies_on_the_zero_line() -> None:
+    """An interval that reaches across zero belongs to a batch that may be the best after all."""
+    context = context_of()
+    figure = next(one for one in surface_figures(context) if one.name == "differences")
+    recommendation = recommend(context.config, context.study)
+    assert recommendation is not None
+    (choice,) = [mark for one in figure.series for mark in one.marks if mark.kind == "chosen"]
+    assert (choice.x, choice.y) == (recommendation.effective_batch_size, 0.0)
+    assert [line.value for line in figure.lines] == [0.0]
+    others = next(one for one in figure.series if one.label == "at its best rate").marks
+    assert {mark.x for mark in others} == {*figure.x.ticks} - {choice.x}
+    for mark in others:
+        assert mark.low is not None
+        assert mark.high is not None
+        assert mark.low <= mark.y <= mark.high
+    assert max(mark.y for mark in others) > 0

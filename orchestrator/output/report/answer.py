@@ -92,7 +92,6 @@ def _to_type_in(config: StudyConfig, recommendation: Recommendation) -> list[Ele
             element("summary", trainer),
             element("pre", text, id=f"lines-{trainer}", tabindex=0),
             name="lines",
-            **({"open": "open"} if trainer == "batchscout" else {}),
         )
         for trainer, text in texts.items()
     ]

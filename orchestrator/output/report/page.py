@@ -24,6 +24,7 @@ from batchscout.orchestrator.output.status import notice_lines
 from batchscout.orchestrator.output.time_split import LaneTime, lane_time
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import seconds_text
@@ -57,20 +58,29 @@ def _pieces(
     curves: Sequence[RunCurves],
     every: float | None,
 ) -> Iterator[str]:
-    stages = in_order(config, study)
+    stages = {keys.type: StageContext(keys, config, study) for keys in in_order(config, study)}
+    figures = {name: stage_of(context.stage).figures(context) for name, context in stages.items()}
+    answers = [(name, figure) for name, some in figures.items() for figure in some if figure.name == "differences"]
     along = training_section(curves)
-    names = ["recommendation", *(keys.type for keys in stages), *(["training"] if along is not None else []), "time"]
+    names = ["recommendation", *stages, *(["training"] if along is not None else []), "time"]
     body = within(
         element("main"),
         element("p", "batchscout", class_="muted"),
         element("h1", study.name),
-        setting_list(config, study),
         element(
             "nav", *[element("a", name.replace("_", " "), href=f"#{name}") for name in names], aria_label="Sections"
         ),
         _is_live() if every else None,
-        answer_section(config, study, recommendation),
-        *[_stage_section(StageContext(keys, config, study)) for keys in stages],
+        within(
+            element("div", class_="top"),
+            answer_section(config, study, recommendation),
+            each(figure_element(figure, name) for name, figure in answers),
+        ),
+        element("section", setting_list(config, study), id="setting"),
+        *[
+            _stage_section(context, [one for one in figures[name] if (name, one) not in answers])
+            for name, context in stages.items()
+        ],
         along,
         _time_section(config, study),
         _notices_section(study),
@@ -86,18 +96,17 @@ def _is_live() -> Element:
     )
 
 
-def _stage_section(context: StageContext[StageKeys]) -> Iterator[str]:
+def _stage_section(context: StageContext[StageKeys], figures: Sequence[Figure]) -> Iterator[str]:
     keys, study, trials = context.stage, context.study, context.trials()
     conclusion = study.conclusions.get(keys.type)
     notes = [element("li", note) for note in conclusion.notes] if conclusion else []
     question = (type(keys).__doc__ or "").split("\n")[0]
-    figures = (figure_element(figure, keys.type) for figure in stage_of(keys).figures(context))
     return within(
         element("section", id=keys.type),
         element("h2", keys.type, element("span", question, class_="question")),
         element("p", _conclusion_text(study, keys.type, trials), class_="conclusion"),
         element("ul", *notes, class_="notes") if notes else None,
-        within(element("div", class_="plots"), each(figures)),
+        within(element("div", class_="plots"), each(figure_element(figure, keys.type) for figure in figures)),
         trials_table(context, trials) if trials else element("p", "No trials yet.", class_="muted"),
     )
 

@@ -1,4 +1,4 @@
-"""The figure of the surface: what every batch would come to at every learning rate, and the runs that say so."""
+"""The figures of the surface: what each batch costs against the choice, and what it would come to at every learning rate."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.observed import observations, setting_of, surface_through
 from batchscout.orchestrator.stages.estimates.surface import Observation, Setting, Surface
-from batchscout.orchestrator.stages.figures import AUXILIARY_COLOUR, FAILED_COLOUR, Axis, Cell, Figure, Mark, Series
+from batchscout.orchestrator.stages.figures import (
+    AUXILIARY_COLOUR,
+    FAILED_COLOUR,
+    Axis,
+    Cell,
+    Figure,
+    Line,
+    Mark,
+    Series,
+)
 from batchscout.orchestrator.stages.train.choice import choice_of, compares_as_now, full_runs, surface_of
 from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.stages.train.lineup import lineup_of
@@ -28,14 +38,17 @@ RUNS_COLOUR = 4
 
 
 def surface_figures(context: StageContext[Train]) -> list[Figure]:
-    """Return the surface with the runs on it; nothing before a run has completed."""
+    """Return each batch against the choice, where there are several, and the surface with the runs on it; nothing before a run has
+    completed."""
     observed = observations(full_runs(context.study), context.config.target_loss)
     surface = _surface(context, observed) if observed else None
     if surface is None:
         return []
     what = "seconds to the target loss" if context.config.objective == "target" else "validation loss"
     batches = surface.coordinates.batches
+    against = _differences(context, surface)
     return [
+        *([against] if sum(len(one.marks) for one in against.series) > 1 else []),
         Figure(
             "surface",
             Axis("effective batch, samples", log=True, ticks=tuple(float(batch) for batch in batches)),
@@ -46,8 +59,52 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
             cells=tuple(_cells(surface, observed, what)),
             width=700,
             height=360,
-        )
+        ),
     ]
+
+
+def _differences(context: StageContext[Train], surface: Surface) -> Figure:
+    """Return what the choice saves against every batch at its best rate, and against the user's own setting.
+
+    The differences are paired: what all batches share, such as how far the late gain is known, is in none of them.
+    """
+    chosen, own = _chosen(context, surface), choice_of(context, surface).own
+    what = {"samples": "samples", "target": "time to the target loss"}.get(context.config.objective, "training time")
+
+    def mark(batch: int, loss: NDArray[np.float64], told: str) -> Mark:
+        share = surface.time_share(surface.at(chosen), loss)
+        low, middle, high = (1 - float(one) for one in np.quantile(share, (0.95, 0.5, 0.05)))
+        return Mark(batch, middle, _share_text(middle), low=low, high=high, told=told)
+
+    p_best = surface.p_best
+    best = tuple(
+        mark(batch, surface.best_loss(batch), f"at its best learning rate; P(best) {p_best[batch]:.2f}")
+        for batch in surface.coordinates.batches
+        if batch != chosen.effective_batch_size
+    )
+    yours = setting_of(own.trials[0]) if own else chosen
+    told = f"learning rate {chosen.learning_rate:.3g}; P(best) of its batch {p_best[chosen.effective_batch_size]:.2f}"
+    choice = Mark(chosen.effective_batch_size, 0.0, "the choice", "chosen", told=told)
+    its_own = mark(yours.effective_batch_size, surface.at(yours), f"learning rate {yours.learning_rate:.3g}")
+    return Figure(
+        "differences",
+        Axis("effective batch, samples", log=True, ticks=tuple(float(one) for one in surface.coordinates.batches)),
+        Axis(f"{what} that the choice saves", _share_text),
+        (
+            Series("", (choice,), joined=False),
+            Series("at its best rate", best, AUXILIARY_COLOUR, joined=False),
+            *([Series("your own setting", (its_own,), 2, joined=False)] if yours != chosen else []),
+        ),
+        f"How much less {what} the choice takes to the loss of each, with the 90 % interval, by the surface through all runs. "
+        "Where an interval reaches across the zero line, the two are not told apart.",
+        (Line(0.0, ""),),
+        width=540,
+        height=300,
+    )
+
+
+def _share_text(share: float) -> str:
+    return f"{100 * share:.3g}%" if abs(share) >= 5e-4 else "0%"
 
 
 def _surface(context: StageContext[Train], observed: Sequence[Observation]) -> Surface | None:
