@@ -235,7 +235,7 @@ def num_full_runs(context: StageContext[LearningRate]) -> int:
     return len(context.stage.multipliers)
 
 
-CROSSES = " Crosses: rates whose runs were cut or failed, at no loss of their own."
+CROSSES = " Crosses: rates whose runs were cut or failed, each at the last loss that it had; one that had none lies at the top."
 
 
 def figures(context: StageContext[LearningRate]) -> list[Figure]:
@@ -245,8 +245,9 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
     deviation = loss_deviation(context.study, context.config.objective)
     complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     marks = tuple(with_deviation(mark, deviation) for mark in _loss_marks(complete, findings))
-    highest = max((mark.y for mark in marks), default=1.0)
-    lost = [trial for trial in trials if trial.state.ruled_out]  # a loss on the way is none of a whole run
+    lost = [trial for trial in trials if trial.state.ruled_out]
+    known = [*(mark.y for mark in marks), *(loss for one in lost if (loss := one.metric("val_loss")) is not None)]
+    highest = max(known, default=1.0)
     joined = len({mark.x for mark in marks}) == len(marks)  # the seeds of one rate lie above each other
     edge = " It lies on the edge of the grid." if findings and findings.on_edge else ""
     return [
@@ -274,8 +275,16 @@ def _loss_marks(trials: list[Trial], findings: LearningRateFindings | None) -> t
     )
 
 
-def _lost_mark(trial: Trial, height: float) -> Mark:
-    return Mark(trial.config.learning_rate, height, trial.cause.code if trial.cause else "", "cross")
+def _lost_mark(trial: Trial, highest: float) -> Mark:
+    """Return a run that was cut or failed at its own last loss; that it ended early is told."""
+    loss, code = trial.metric("val_loss"), trial.cause.code if trial.cause else ""
+    return Mark(
+        trial.config.learning_rate,
+        highest if loss is None else loss,
+        code if loss is None else f"{loss:.3f}",
+        "cross",
+        told=trial.how_it_ended_at,
+    )
 
 
 STAGE = Stage[LearningRate](

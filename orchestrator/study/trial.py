@@ -176,5 +176,12 @@ class Trial:
         return f"{self.state}{self._reason and f' ({self._reason})'}"
 
     @property
+    def how_it_ended_at(self) -> str:
+        """How it ended, with its own last loss and the samples that it had seen, as far as these are known."""
+        loss, samples = self.metric("val_loss"), self.metric("samples_seen")
+        at = [f"after {samples:,.0f} samples" if samples else "", f"at val loss {loss:.4f}" if loss is not None else ""]
+        return " ".join(filter(None, [self.how_it_ended, *at]))
+
+    @property
     def _reason(self) -> str:
         return f"{self.cause.code}: {self.reason}" if self.cause else self.reason

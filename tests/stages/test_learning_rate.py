@@ -90,11 +90,17 @@ def test_a_tie_goes_to_the_rate_nearest_to_the_minimum_of_the_curve() -> None:
 
 
 def test_a_rate_whose_run_did_not_end_is_drawn_as_a_cross_and_not_as_a_result() -> None:
-    known = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 3.1})
+    known = learning_rate_of({"0.5": 3.2, "0.71": 3.1})
+    known.end("learning_rate-x1.41", "pruned", "rung", val_loss=3.61234, samples_seen=512)
     known.end("learning_rate-x2", "failed", "lost")
     results, crosses = figures(known.context)[0].series
-    assert len(results.marks) == 4
-    assert [mark.x for mark in crosses.marks] == [pytest.approx(2 * RULE)]
+    assert len(results.marks) == 3
+    assert [mark.x for mark in crosses.marks] == [pytest.approx(m * RULE) for m in (1.41, 2)]
+    cut, lost = crosses.marks
+    assert (cut.y, cut.text) == (3.61234, "3.612"), "its own last loss"
+    assert "512 samples" in cut.told
+    assert lost.y == 3.61234, "one that had none lies at the top"
+    assert "loss" not in lost.told
 
 
 @pytest.mark.parametrize(("losses", "factor"), [

@@ -45,6 +45,11 @@ def test_every_run_that_came_to_something_is_on_it_and_the_recommended_one_is_ri
     ended = [mark for mark in runs.marks if not mark.text.startswith("~")]
     cut = {(t.config.effective_batch_size, t.config.learning_rate) for t in full if t.state is TrialState.PRUNED}
     assert {(mark.x, mark.y) for mark in runs.marks if mark not in ended} == cut, "a ~ marks what was extrapolated"
+    told = {(mark.x, mark.y): mark.told for mark in runs.marks}
+    for trial in full:
+        if trial.state is TrialState.PRUNED:
+            own = (f"{trial.measured('val_loss'):.4f}", f"{trial.measured('samples_seen'):,.0f} samples")
+            assert all(one in told[trial.config.effective_batch_size, trial.config.learning_rate] for one in own)
 
 
 def test_each_batch_has_its_best_rate_with_an_interval_around_it(figure: Figure) -> None:

@@ -53,7 +53,7 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
             "surface",
             Axis("effective batch, samples", log=True, ticks=tuple(float(batch) for batch in batches)),
             Axis("learning rate", log=True),
-            (_best_rates(surface), _runs(observed, what, _chosen(context, surface)), _diverged(observed)),
+            (_best_rates(surface), _runs(context, observed, what, _chosen(context, surface)), _diverged(observed)),
             f"The {what} at equal cost that the surface through all runs has: the stronger the colour, the lower. Numbers are what "
             "the runs came to, with a ~ what one that was cut would have; the one to choose is ringed. The dashed line is each batch's best learning rate, with its 90 % interval.",
             cells=tuple(_cells(surface, observed, what)),
@@ -124,20 +124,24 @@ def _chosen(context: StageContext[Train], surface: Surface) -> Setting:
     return choice_of(context, surface).setting
 
 
-def _runs(observed: Sequence[Observation], what: str, chosen: Setting) -> Series:
-    """Return the runs that came to something; the chosen one is ringed."""
-    ended = [(one, one.loss) for one in observed if one.loss is not None]
-    marks = tuple(
-        Mark(
-            one.effective_batch_size,
-            one.learning_rate,
-            f"~{loss:.3f}" if one.extra_deviation else f"{loss:.3f}",
-            "chosen" if Setting(one.effective_batch_size, one.learning_rate) == chosen else "point",
-            told=f"{what} {loss:.4f}" + (" (it was cut, and this is extrapolated)" if one.extra_deviation else ""),
-        )
-        for one, loss in ended
-    )
-    return Series("runs", marks, RUNS_COLOUR, joined=False)
+def _runs(context: StageContext[Train], observed: Sequence[Observation], what: str, chosen: Setting) -> Series:
+    """Return the runs that came to something; the chosen one is ringed, and one that was cut tells its own last loss, too."""
+    cut = {setting_of(trial): trial.how_it_ended_at for trial in full_runs(context.study) if trial.state.ruled_out}
+    marks = []
+    for one in observed:
+        setting = Setting(one.effective_batch_size, one.learning_rate)
+        if one.loss is not None:
+            estimated = f", extrapolated: {cut[setting]}" if one.extra_deviation else ""
+            marks.append(
+                Mark(
+                    one.effective_batch_size,
+                    one.learning_rate,
+                    f"~{one.loss:.3f}" if one.extra_deviation else f"{one.loss:.3f}",
+                    "chosen" if setting == chosen else "point",
+                    told=f"{what} {one.loss:.4f}{estimated}",
+                )
+            )
+    return Series("runs", tuple(marks), RUNS_COLOUR, joined=False)
 
 
 def _diverged(observed: Sequence[Observation]) -> Series:
