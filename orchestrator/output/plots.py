@@ -14,13 +14,23 @@ from functools import cache
 from typing import Literal
 from xml.etree.ElementTree import Element
 
-from batchscout.orchestrator.stages.figures import Axis, Cell, Figure, Line, Mark, Series
+from batchscout.orchestrator.stages.figures import (
+    BASELINE_COLOUR,
+    CHOSEN_COLOUR,
+    FAILED_COLOUR,
+    Axis,
+    Cell,
+    Figure,
+    Line,
+    Mark,
+    Series,
+)
 
-NUM_COLOURS = 7
+NUM_COLOURS = 10
 _TOP, _BOTTOM, _ROW = 24, 42, 15
 _CHARACTER, _BOLD = 7.3, 8.2
 """The widths of a character of the 12 px texts in a wide font: what has room in it has room in every other."""
-_MOST_SHAPES = 60
+_MOST_SHAPES = 30
 """A series of more marks has small dots, all alike."""
 
 
@@ -131,6 +141,7 @@ def plot(figure: Figure) -> Element:
     drawing = _Drawing(figure.width, height)
     drawing.parts += [_cell(cell, x, y) for cell in figure.cells]
     _draw_axes(drawing, x, y)
+    _draw_shades(drawing, figure.shades, x)
     _draw_names(drawing, [one for one in shown if one.label and not one.faint], x, y)
     _draw_lines(drawing, [line for line in figure.lines if _inside(line, x, y)], x, y)
     for one in shown:
@@ -206,7 +217,7 @@ def ticks(scale: Scale) -> list[float]:
         return _thinned([tick for tick in axis.ticks if scale.low <= tick <= scale.high], scale)
     if axis.log and scale.high / scale.low > 4:
         return _thinned(_log_ticks(scale.low, scale.high), scale)
-    room = abs(scale.end - scale.start) / (80 if scale.end > scale.start else 45)
+    room = abs(scale.end - scale.start) / (60 if scale.end > scale.start else 45)
     step = _round_step((scale.high - scale.low) / axis.unit / max(2, room)) * axis.unit
     first = math.ceil(scale.low / step)
     return _thinned([round(step * i, 12) for i in range(first, math.floor(scale.high / step) + 1)], scale)
@@ -264,6 +275,17 @@ def _cell(cell: Cell, x: Scale, y: Scale) -> Element:
     return element("rect", told, **size, class_=f"cell c{cell.colour % NUM_COLOURS}", opacity=cell.strength)
 
 
+def _draw_shades(drawing: _Drawing, shades: Sequence[Cell], x: Scale) -> None:
+    """Draw the scale of the cells' strengths, from the right edge of the plot to the left."""
+    right = x.end
+    for shade in reversed(shades):
+        drawing.write(shade.told, [(right, 12, "end")], "", always=True)
+        right -= _CHARACTER * len(shade.told) + 24
+        looks = {"class_": f"cell c{shade.colour}", "opacity": shade.strength}
+        drawing.parts.append(element("rect", x=round(right, 1), y=2, width=18, height=11, **looks))
+        right -= 12
+
+
 def _draw_lines(drawing: _Drawing, lines: Sequence[Line], x: Scale, y: Scale) -> None:
     """Draw the lines. The name of each upright one has a row of its own above the plot, on the side where there is room; the nearer
     a line is to that side, the lower is its name, so that no line crosses another's name."""
@@ -303,19 +325,25 @@ def _mark(mark: Mark, series: Series, x: Scale, y: Scale) -> list[Element]:
     """Return the mark with its interval. Its values are those that the pointer tells."""
     at_x, at_y = x(mark.x), y(mark.y)
     told: dict[str, str | None] = {"data_x": x.axis.told(mark.x), "data_y": y.axis.told(mark.y)}
+    role = {"chosen": CHOSEN_COLOUR, "cross": FAILED_COLOUR, "baseline": BASELINE_COLOUR}.get(mark.kind)
+    colour = series.colour if role is None else role
+    kind = "" if role is None else f" c{role}"
     parts: list[Element] = []
     if mark.low is not None and mark.high is not None and mark.low < mark.high:
         low, high = (y(min(max(bound, y.low), y.high)) for bound in (mark.low, mark.high))
-        told |= {"data_low": y.axis.told(mark.low), "data_high": "no upper end" if math.isinf(mark.high) else y.axis.told(mark.high)}  # fmt: skip
+        told |= {
+            "data_low": y.axis.told(mark.low),
+            "data_high": "no upper end" if math.isinf(mark.high) else y.axis.told(mark.high),
+        }
         end = "m-3,5l3,-5l3,5" if math.isinf(mark.high) else "m-3,0h6"
-        parts.append(element("path", d=f"M{at_x - 3},{low}h6m-3,0V{high}{end}", class_="interval"))
+        parts.append(element("path", d=f"M{at_x - 3},{low}h6m-3,0V{high}{end}", class_=f"interval{kind}"))
     if mark.kind == "chosen":
-        parts.append(element("circle", cx=at_x, cy=at_y, r=8, class_="ring"))
+        parts.append(element("circle", cx=at_x, cy=at_y, r=8, class_=f"ring{kind}"))
     told |= {"data_text": mark.text or None, "data_told": mark.told or None}
     many = len(series.marks) > _MOST_SHAPES
-    shape = _CROSS if mark.kind == "cross" else "h0" if many else _SHAPES[series.colour % len(_SHAPES)]
+    shape = _CROSS if mark.kind == "cross" else "h0" if many else _SHAPES[colour % len(_SHAPES)]
     looks = "cross" if mark.kind == "cross" else "dot small" if many else "dot"
-    parts.append(element("path", d=f"M{at_x},{at_y}{shape}", class_=looks, **told))
+    parts.append(element("path", d=f"M{at_x},{at_y}{shape}", class_=looks + kind, **told))
     return parts
 
 
@@ -326,6 +354,8 @@ _SHAPES = (
     "m0,-4l4,7h-8z",
     "m0,-4.4l4.4,4.4l-4.4,4.4l-4.4,-4.4z",
     "m0,4l4,-7h-8z",
+    "m-4.4,-2h8.8v4h-8.8z",
+    "m-2,-4.4h4v8.8h-4z",
 )
 """Another one for each colour, for those who cannot tell the colours apart."""
 

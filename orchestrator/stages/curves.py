@@ -7,7 +7,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series, short_name, time_axis
+from batchscout.orchestrator.stages.figures import (
+    BASELINE_COLOUR,
+    CHOSEN_COLOUR,
+    FAILED_COLOUR,
+    OTHERS_COLOUR,
+    Axis,
+    Figure,
+    Mark,
+    Series,
+    names_of,
+    time_axis,
+)
+from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import number_text
 
@@ -37,14 +49,15 @@ def loss_curves(trials: Sequence[Trial], winner: str | None, deviation: float | 
     losses = sorted(y for trial in shown for _, y in _losses(trial, "samples_seen"))
     top = _shown_top(losses)
     beyond = sum(value > top for value in losses)
+    names = names_of(shown)
     note = f"{left_out} {beyond} evaluations above {number_text(top)} are not shown." if beyond else left_out
     return [
         Figure(
             f"loss_by_{key}",
             x_axis,
             Axis("validation loss", top=top),
-            tuple(_curve(trial, key, colour, winner, deviation) for colour, trial in enumerate(shown)),
-            f"Dashed: pruned or failed; bold: the winner.{seeds_bar(shown) if deviation else ''}{note}",
+            tuple(_curve(trial, names[trial.id], key, winner, deviation) for trial in shown),
+            f"Bold: the winner{'; green: the baseline' if any(trial.protected for trial in shown) else ''}; dashed: pruned or failed.{seeds_bar(shown) if deviation else ''}{note}",
             height=320,
         )
         for key, x_axis in (("train_seconds", _training_time(shown)), ("samples_seen", Axis("samples seen", zero=True)))
@@ -65,12 +78,43 @@ def _last_loss(trial: Trial) -> float:
     return math.inf if loss is None else loss
 
 
-def _curve(trial: Trial, key: str, colour: int, winner: str | None, deviation: float | None) -> Series:
-    lost = trial.state.ruled_out
+def _curve(trial: Trial, name: str, key: str, winner: str | None, deviation: float | None) -> Series:
     marks = tuple(Mark(x, y) for x, y in _losses(trial, key))
     if marks and deviation and trial.state is TrialState.COMPLETE:
         marks = (*marks[:-1], with_deviation(marks[-1], deviation))
-    return Series(short_name(trial), marks, colour, dashed=lost, bold=trial.id == winner)
+    if marks and trial.state.ruled_out:
+        marks = (*marks[:-1], replace(marks[-1], told=trial.how_it_ended))
+    has_failed = trial.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+    roles = ((trial.id == winner, CHOSEN_COLOUR), (has_failed, FAILED_COLOUR), (trial.protected, BASELINE_COLOUR))
+    colour = next((colour for has_role, colour in roles if has_role), OTHERS_COLOUR)
+    return Series(name, marks, colour, dashed=trial.state.ruled_out, bold=trial.id == winner)
+
+
+def best_so_far(study: Study, runs: Sequence[Trial], winner: str | None) -> list[Figure]:
+    """Return the lowest loss that a whole run had come to, over the lane time that the study had taken by then; nothing for fewer
+    than two runs."""
+    ended = [trial for trial in study.trials.values() if trial.holds and trial.holds[-1].ended is not None]
+    spent, marks, lowest, whole = 0.0, list[Mark](), math.inf, {trial.id for trial in runs}
+    names = names_of(runs)
+    for trial in sorted(ended, key=lambda trial: trial.holds[-1].ended or 0.0):
+        spent += trial.seconds
+        loss = trial.metric("val_loss")
+        if trial.id in whole and trial.state is TrialState.COMPLETE and loss is not None:
+            lowest = min(lowest, loss)
+            kind = "chosen" if trial.id == winner else "baseline" if trial.protected else "point"
+            marks.append(Mark(spent, lowest, "", kind, told=f"{names[trial.id]} ended at {loss:.4f}"))
+    if len(marks) < 2:
+        return []
+    return [
+        Figure(
+            "best_so_far",
+            time_axis("lane time of the study", spent),
+            Axis("lowest validation loss so far"),
+            (Series("", tuple(marks), OTHERS_COLOUR),),
+            "What the study had found for what it had cost: a point for each whole run, at its end. Ringed: the chosen one.",
+            height=230,
+        )
+    ]
 
 
 def with_deviation(mark: Mark, deviation: float | None) -> Mark:

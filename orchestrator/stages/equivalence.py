@@ -15,7 +15,7 @@ from batchscout.orchestrator.config.stages import PROBED_SHARES, Equivalence, Fr
 from batchscout.orchestrator.config.trial import precisions
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.figures import Axis, Figure, Line, Mark, Series, short_name
+from batchscout.orchestrator.stages.figures import OTHERS_COLOUR, Axis, Figure, Line, Mark, Series, batch_text, names_of
 from batchscout.orchestrator.stages.findings import concluded, found
 from batchscout.orchestrator.stages.probing import max_samples
 from batchscout.orchestrator.stages.stage import Stage
@@ -410,18 +410,22 @@ def figures(context: StageContext[Equivalence]) -> list[Figure]:
     """Return every split's rho, one row each; a rho of 0 cannot be shown on a log axis, so the caption names it."""
     measured = [(trial, rho) for trial in context.trials() if (rho := trial.metric("rho")) is not None]
     shown = [(trial, rho) for trial, rho in measured if rho > 0]
-    rows = {-float(i): short_name(trial) for i, (trial, _) in enumerate(shown)}
+    names = names_of([trial for trial, _ in measured if not trial.proposal.control])
+    names |= {
+        one.id: f"batch {batch_text(one.config)}, in another order" for one, _ in measured if one.proposal.control
+    }
+    rows = {-float(i): names[trial.id] for i, (trial, _) in enumerate(shown)}
     marks = tuple(Mark(rho, row, number_text(rho)) for row, (_, rho) in zip(rows, shown, strict=True))
-    same = [short_name(trial) for trial, rho in measured if rho == 0]
+    same = [names[trial.id] for trial, rho in measured if rho == 0]
     return [
         Figure(
             "equivalence",
             Axis("rho, relative distance of the weights", log=True),
             Axis("", lambda row: rows[row], ticks=tuple(rows)),
-            (Series("", marks, joined=False),),
+            (Series("", marks, OTHERS_COLOUR, joined=False),),
             f"Not on the axis, because rho is 0: {', '.join(same)}." if same else "",
             _tolerance_lines(context),
-            width=640,
+            width=540,
             height=90 + 34 * len(shown),
         )
     ]

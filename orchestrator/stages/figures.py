@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import exact_text, number_text
+from batchscout.trainers.config import TrialConfig
 
-FAILED_COLOUR = 1
+CHOSEN_COLOUR, FAILED_COLOUR, BASELINE_COLOUR, OTHERS_COLOUR = 0, 1, 2, 5
+"""One colour for each role, in all figures."""
 AUXILIARY_COLOUR = 6
 """The colour of what is not measured itself, such as a floor or a front."""
+CATEGORIES = (3, 4, 7, 8, 9)
+"""The colours of what has no role, such as the modes of a frontier."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,8 @@ class Mark:
     y: float
     text: str = ""
     """What is written beside it."""
-    kind: Literal["point", "cross", "chosen"] = "point"
-    """A cross marks a failure; a ring marks what was chosen."""
+    kind: Literal["point", "cross", "chosen", "baseline"] = "point"
+    """A cross marks a failure; a ring marks what was chosen. All but a point have the colour of their role."""
     low: float | None = None
     high: float | None = None
     """The ends of an interval of y, drawn where both are given. It may go on without an upper end (math.inf)."""
@@ -106,6 +110,8 @@ class Figure:
     cells: tuple[Cell, ...] = ()
     key: Mapping[str, int] = field(default_factory=dict)
     """What the colours of the cells stand for, where they tell kinds apart."""
+    shades: tuple[Cell, ...] = ()
+    """What the strengths of the cells stand for, where they tell a value: samples of them, whose place means nothing."""
     width: int = 540
     """In pixels."""
     height: int = 270
@@ -133,6 +139,27 @@ def time_axis(label: str, longest: float) -> Axis:
     return Axis(f"{label}, {name}", lambda seconds: number_text(seconds / unit), zero=True, unit=unit)
 
 
-def short_name(trial: Trial) -> str:
-    """Return the trial's id without its stage: a figure stands under its stage's name already."""
-    return trial.id.removeprefix(f"{trial.stage}-")
+def batch_text(config: TrialConfig) -> str:
+    """Return `4 (4 x 1)`: the effective batch, and its micro-batch, accumulation steps and, of several, ranks."""
+    ranks = f" x {config.world_size}" if config.world_size > 1 else ""
+    return f"{config.effective_batch_size} ({config.micro_batch_size} x {config.gradient_accumulation_steps}{ranks})"
+
+
+def names_of(trials: Sequence[Trial]) -> dict[str, str]:
+    """Return for each id how people read it: `batch 4 (4 x 1)` and whatever else tells the trials of one batch apart."""
+    parts = {trial.id: [f"batch {batch_text(trial.config)}"] for trial in trials}
+    more: tuple[Callable[[Trial], str], ...] = (
+        lambda trial: f"lr {trial.config.learning_rate:.3g}",
+        lambda trial: str(trial.config.activation_checkpointing),
+        lambda trial: f"seed {trial.config.seed}",
+        lambda trial: trial.id,
+    )
+    for part in more:
+        told: dict[str, list[Trial]] = {}
+        for trial in trials:
+            told.setdefault(", ".join(parts[trial.id]), []).append(trial)
+        for alike in told.values():
+            if len({part(trial) for trial in alike}) > 1:
+                for trial in alike:
+                    parts[trial.id].append(part(trial))
+    return {name: ", ".join(some) for name, some in parts.items()}

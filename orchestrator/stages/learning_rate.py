@@ -18,7 +18,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS, seeds_bar, with_deviation
 from batchscout.orchestrator.stages.estimates.observed import surface_through
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings, tied_with_best
-from batchscout.orchestrator.stages.figures import FAILED_COLOUR, Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.figures import FAILED_COLOUR, OTHERS_COLOUR, Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import concluded, found, winner_of
 from batchscout.orchestrator.stages.grid import GridFindings
 from batchscout.orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged, why_none
@@ -256,11 +256,11 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
             Axis("learning rate", log=True, ticks=tuple(trial.config.learning_rate for trial in trials)),
             Axis("validation loss"),
             (
-                Series("", marks, joined=joined),
+                Series("", marks, OTHERS_COLOUR, joined=joined),
                 Series("", tuple(_lost_mark(trial, highest) for trial in lost), FAILED_COLOUR, joined=False),
             ),
             f"Ringed: the best.{CROSSES if lost else ''}{seeds_bar(trials) if deviation else ''}{edge}",
-            width=640,
+            width=540,
             height=290,
         )
     ]

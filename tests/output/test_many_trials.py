@@ -15,7 +15,7 @@ from reading_scale import VERBS, cost_of, write_study
 from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.output.report.tables import MOST_ROWS, MOST_WRITTEN
 from batchscout.orchestrator.stages.curves import MOST_CURVES, loss_curves
-from batchscout.orchestrator.stages.figures import short_name
+from batchscout.orchestrator.stages.figures import names_of
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.trial import Trial, TrialState
 
@@ -47,11 +47,13 @@ def html(run_dir: Path) -> str:
 def test_a_figure_shows_the_curves_that_ended_lowest_and_says_so(trials: list[Trial]) -> None:
     winner = trials[-1].id  # as a stage may choose it: a small batch wins ties
     lowest = sorted(trials, key=lambda trial: trial.measured("val_loss"))[: MOST_CURVES - 1]
+    names = names_of([*lowest, trials[-1]])
+    assert len({*names.values()}) == MOST_CURVES
     for figure in loss_curves(trials, winner):
         shown = {series.label for series in figure.series}
         assert len(shown) == MOST_CURVES
-        assert shown >= {short_name(trial) for trial in lowest} | {short_name(trials[-1])}
-        assert [series.bold for series in figure.series if series.label == short_name(trials[-1])] == [True]
+        assert shown == {*names.values()}
+        assert [series.label for series in figure.series if series.bold] == [names[winner]]
         assert f"Of {NUM_TRIALS:,} runs the {MOST_CURVES} that ended lowest." in figure.caption
 
 
@@ -68,7 +70,7 @@ def test_the_page_has_every_trial_once_and_no_figure_that_one_scrolls_through(ht
     assert data is not None
     assert rows + [row[0] for row in json.loads(data[1])] == [trial.id for trial in trials]
     assert f"And {NUM_TRIALS - MOST_WRITTEN:,} more" in html
-    assert len(html) < 0.6e6 + 500 * NUM_TRIALS  # of which 0.5e6 draw the figures
+    assert len(html) < 0.1e6 + 500 * NUM_TRIALS
     svgs = [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)]
     assert max(float(svg.attrib["viewBox"].split()[3]) for svg in svgs) < 1000
 

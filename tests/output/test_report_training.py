@@ -10,6 +10,7 @@ import pytest
 
 from batchscout.orchestrator.output.report.training import (
     MOST_POINTS,
+    NUM_MEANS,
     RunCurves,
     read_curves,
     step_figures,
@@ -98,11 +99,29 @@ def test_a_long_run_is_thinned_and_its_spike_stays() -> None:
     assert len(norm.series[0].marks) <= MOST_POINTS
 
 
+def test_a_long_run_has_its_means_over_its_faint_steps_and_a_short_one_its_steps_alone() -> None:
+    long, short = RunCurves("recommended", steps(20 * NUM_MEANS), []), RunCurves("baseline", steps(20), [])
+    for figure in step_figures([long, short]):
+        raw, means, few = figure.series
+        assert [one.faint for one in figure.series] == [True, False, False]
+        assert raw.label == means.label == "recommended"
+        assert len(means.marks) == NUM_MEANS
+        assert "Faint: single steps" in figure.caption
+        assert len(few.marks) == 20
+    loss = step_figures([long])[0].series[1].marks
+    first = [step.loss for step in long.steps[:20]]
+    assert loss[0].y == pytest.approx(sum(first) / 20)
+
+
 def test_a_loss_that_is_not_finite_and_a_noise_scale_that_cannot_be_told_leave_gaps() -> None:
     some = [*steps(4), Step(5, 40, math.inf, math.nan, 1e-3, 0.0)]
     section = training_section([RunCurves("baseline", some, [snapshot(16, None), snapshot(32, 8.0)])])
     assert section is not None
-    assert len(section.findall(".//svg")) == 6
+    assert len(section.findall(".//svg")) == 5
+    (single,) = [one for one in section.iter("p") if one.get("class") == "single"]
+    assert str(single.text).startswith("noise scale, samples of baseline: 8, from 4 to 16 (samples seen 32"), (
+        "one point is no chart"
+    )
 
 
 def test_a_noise_scale_without_an_upper_end_is_drawn_with_an_arrow(tmp_path: Path) -> None:

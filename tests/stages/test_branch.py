@@ -410,7 +410,7 @@ def test_growth_is_told_only_where_it_is_certain(known: list[PointFindings], exp
 def test_the_figures_are_the_branches_of_every_point_the_critical_batch_and_the_ramps() -> None:
     config, known = played(GROWING, seeds=SEEDS)
     first, second, batch, *ramps = branch.STAGE.figures(context_of(config, known))
-    assert [series.label for series in first.series] == ["8", "16", "32", "64"]
+    assert [series.label for series in first.series] == ["batch 8", "batch 16", "batch 32", "batch 64"]
     for series in second.series:
         assert [mark.x for mark in series.marks] == pytest.approx([4496, 4896, 5296, 5696], abs=64)
     ends = [known.trials[f"branch-at2048-x8-s{seed}"].measured("val_loss") for seed in SEEDS]

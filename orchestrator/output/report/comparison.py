@@ -11,7 +11,7 @@ from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.pieces import within
 from batchscout.orchestrator.output.report.shell import page
 from batchscout.orchestrator.output.report.tables import html_table
-from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series, time_axis
+from batchscout.orchestrator.stages.figures import CATEGORIES, Axis, Figure, Mark, Series, time_axis
 from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.units import number_text
 from batchscout.trainers.files import written_whole
@@ -59,7 +59,7 @@ def _table(title: str, differences: Sequence[Difference], labels: tuple[str, str
 
 def _losses(first: Side, second: Side) -> Figure:
     """Return the validation loss of both recommended runs over the time trained."""
-    curves = [_curve(side, colour) for colour, side in enumerate((first, second))]
+    curves = [_curve(side, colour) for colour, side in zip(CATEGORIES, (first, second), strict=False)]
     longest = max((mark.x for curve in curves for mark in curve.marks), default=0.0)
     return Figure(
         "losses",
@@ -79,7 +79,7 @@ def _curve(side: Side, colour: int) -> Series:
 
 def _batches(first: Side, second: Side) -> list[Figure]:
     """Return what each batch comes to in either study; nothing where neither compared batches."""
-    series = tuple(_by_batch(side, colour) for colour, side in enumerate((first, second)))
+    series = tuple(_by_batch(side, colour) for colour, side in zip(CATEGORIES, (first, second), strict=False))
     batches = {mark.x for one in series for mark in one.marks}
     if not batches:
         return []

@@ -12,7 +12,7 @@ from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.report.answer import answer_section, evidence_section
-from batchscout.orchestrator.output.report.figures import colour_key, figure_element, time_bar
+from batchscout.orchestrator.output.report.figures import TIME_COLOURS, colour_key, figure_element, time_bar
 from batchscout.orchestrator.output.report.gallery import in_order
 from batchscout.orchestrator.output.report.pieces import each, within
 from batchscout.orchestrator.output.report.setting import setting_list
@@ -138,7 +138,9 @@ def _time_section(config: StudyConfig, study: Study) -> Element:
     longest = max((time.held for time in spent.values()), default=0.0)
     headers = ["stage", "", "lane time", "share", "training", "compiling", "the rest", ""]
     rows = [_time_row(stage, len(trials[stage]), time, whole, longest) for stage, time in spent.items()]
-    names = {"training": 0, "compiling": 1, "the rest: start, data, evaluation, checkpoints": 2}
+    names = dict(
+        zip(("training", "compiling", "the rest: start, data, evaluation, checkpoints"), TIME_COLOURS, strict=True)
+    )
     holds = timeline(study)
     return element(
         "section",

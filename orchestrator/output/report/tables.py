@@ -14,14 +14,13 @@ from batchscout.orchestrator.output.report.figures import json_element
 from batchscout.orchestrator.output.report.pieces import each, within
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.figures import batch_text
 from batchscout.orchestrator.study.trial import Metrics, Trial
 from batchscout.orchestrator.units import bytes_text
 from batchscout.trainers.metrics import metric_of
 
 _CONFIG_COLUMNS = {
-    "micro_batch_size": "micro-batch",
-    "gradient_accumulation_steps": "accumulation",
-    "effective_batch_size": "effective batch",
+    "batch": "batch (micro-batch x accumulation)",
     "activation_checkpointing": "activation checkpointing",
     "cross_entropy": "cross-entropy",
     "compile": "compile",
@@ -91,6 +90,8 @@ def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> I
 
 
 def _setting(trial: Trial, key: str) -> object:
+    if key == "batch":
+        return batch_text(trial.config)
     return mode_of(trial.config).cross_entropy if key == "cross_entropy" else getattr(trial.config, key)
 
 

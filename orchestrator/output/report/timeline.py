@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchscout.orchestrator.stages.figures import AUXILIARY_COLOUR, FAILED_COLOUR, Axis, Cell, Figure, time_axis
+from batchscout.orchestrator.stages.figures import (
+    AUXILIARY_COLOUR,
+    FAILED_COLOUR,
+    OTHERS_COLOUR,
+    Axis,
+    Cell,
+    Figure,
+    time_axis,
+)
 from batchscout.orchestrator.study.messages import HeldLane
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Hold, Trial, TrialState
@@ -15,7 +23,7 @@ MOST_HOLDS = 600
 MOST_OF_A_NODE = 20
 """The characters of a node's name that stand beside its rows; all of them are told at each bar."""
 
-_RUNNING, _WAITS, _COMPLETE, _COMPILING, _PRUNED = 0, 5, 2, 3, 4
+_RUNNING, _WAITS, _COMPLETE, _COMPILING, _PRUNED = 9, 8, OTHERS_COLOUR, 3, 4
 _COLOURS = {
     TrialState.COMPLETE: _COMPLETE,
     TrialState.PRUNED: _PRUNED,
@@ -56,7 +64,7 @@ def timeline(study: Study) -> Figure | None:
         f"Compiling is drawn at the beginning of a trial.{left_out}",
         cells=tuple(cells),
         key={name: colour for colour, name in _NAMES.items() if any(cell.colour == colour for cell in cells)},
-        width=1060,
+        width=960,
         height=90 + 26 * len(ticks),
     )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -13,6 +14,9 @@ from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.tables import html_table, number_cell
 from batchscout.orchestrator.stages.figures import (
     AUXILIARY_COLOUR,
+    BASELINE_COLOUR,
+    CATEGORIES,
+    CHOSEN_COLOUR,
     Axis,
     Figure,
     Mark,
@@ -32,6 +36,8 @@ from batchscout.trainers.step_log import FILE_NAME, Step, read_steps
 # A figure has room for so many points of a run, of which each pair is the lowest and the highest of its steps: a spike
 # of a single step is seen.
 MOST_POINTS = 400
+NUM_MEANS = 40
+"""A run of twice as many steps has so many means drawn over it."""
 
 
 @dataclass(frozen=True)
@@ -91,21 +97,49 @@ def step_figures(curves: Sequence[RunCurves]) -> list[Figure]:
     kept = [one for one in curves if one.steps]
     if not kept:
         return []
-    losses = [Series(one.name, _thinned(one.steps, [s.loss for s in one.steps]), i) for i, one in enumerate(kept)]
-    norms = [
-        Series(one.name, _thinned(one.steps, [s.gradient_norm for s in one.steps]), i) for i, one in enumerate(kept)
-    ]
-    waits = [Series(one.name, _thinned(one.steps, [s.data_wait for s in one.steps]), i) for i, one in enumerate(kept)]
+    losses = _with_means(kept, lambda step: step.loss)
+    norms = _with_means(kept, lambda step: step.gradient_norm)
+    waits = _with_means(kept, lambda step: step.data_wait)
+    means = (
+        f" Faint: single steps; the line over them is the mean of each of {NUM_MEANS} stretches."
+        if any(one.faint for one in losses)
+        else ""
+    )
     samples = Axis("samples seen", zero=True)
     figures = [
         Figure(
-            "step_losses", samples, Axis("training loss"), tuple(losses), "The loss of every step, before its update."
+            "step_losses", samples, Axis("training loss"), losses, f"The loss of every step, before its update.{means}"
         ),
-        Figure("gradient_norms", samples, Axis("gradient norm", log=True), tuple(norms), "Before clipping."),
+        Figure("gradient_norms", samples, Axis("gradient norm", log=True), norms, f"Before clipping.{means}"),
     ]
-    share = Axis("share of the step waiting for data", "{:.0%}".format, zero=True)
+    share = Axis("share of the step waiting for data", lambda share: f"{100 * share:.3g}%", zero=True)
     told = f"From {INPUT_BOUND:.0%} on the run is input-bound: more data.workers would make it faster, and another batch would not."
-    return [*figures, Figure("data_wait", samples, share, tuple(waits), told)]
+    return [*figures, Figure("data_wait", samples, share, waits, f"{told}{means}")]
+
+
+def _with_means(runs: Sequence[RunCurves], value: Callable[[Step], float]) -> tuple[Series, ...]:
+    """Return every step of each run, faintly, and over it the mean of each stretch of steps; of a short run its steps alone."""
+    series = []
+    for one in runs:
+        values, colour = [value(step) for step in one.steps], _colour(one)
+        many = len(one.steps) >= 2 * NUM_MEANS
+        series.append(Series(one.name, _thinned(one.steps, values), colour, faint=many))
+        if many:
+            edges = [round(i * len(values) / NUM_MEANS) for i in range(NUM_MEANS + 1)]
+            means = [_mean(one.steps[start:end], values[start:end]) for start, end in itertools.pairwise(edges)]
+            series.append(Series(one.name, tuple(mark for mark in means if mark is not None), colour))
+    return tuple(series)
+
+
+def _mean(steps: Sequence[Step], values: Sequence[float]) -> Mark | None:
+    """Return the mean in the middle of the stretch; None where no value of it is finite."""
+    known = [value for value in values if math.isfinite(value)]
+    told = f"the mean of {len(known)} steps"
+    return Mark(steps[len(steps) // 2].samples_seen, sum(known) / len(known), told=told) if known else None
+
+
+def _colour(run: RunCurves) -> int:
+    return BASELINE_COLOUR if run.name == "baseline" else CHOSEN_COLOUR
 
 
 def _thinned(steps: Sequence[Step], values: Sequence[float]) -> tuple[Mark, ...]:
@@ -134,9 +168,9 @@ def _noise_scale_figure(curves: Sequence[RunCurves]) -> Figure:
                 for s in one.snapshots
                 if s.noise_scale is not None
             ),
-            number,
+            _colour(one),
         )
-        for number, one in enumerate(curves)
+        for one in curves
     )
     top = 3 * max((mark.y for some in series for mark in some.marks), default=1.0)
     return Figure(
@@ -162,7 +196,7 @@ def _coherence_figure(curves: RunCurves) -> Figure:
         "coherence_curve",
         Axis("samples in the gradient", log=True, ticks=tuple(float(row.samples) for row in last.accumulated)),
         Axis("gradient coherence", zero=True),
-        (Series("coherence", coherence, 1), Series("floor", floor, AUXILIARY_COLOUR, dashed=True)),
+        (Series("coherence", coherence, _colour(curves)), Series("floor", floor, AUXILIARY_COLOUR, dashed=True)),
         f"At {number_text(last.samples_seen)} samples of the {curves.name} run, with its 95 % interval. Below the floor the "
         "micro-batches' gradients may show nothing but noise.",
     )
@@ -172,8 +206,12 @@ def _snr_figure(curves: RunCurves) -> Figure:
     """Return how far the gradient stands above its noise, over the run: for every number of micro-batches that is summed."""
     counts = sorted({row.num_micro_batches for one in curves.snapshots for row in one.accumulated})
     series = tuple(
-        Series(f"{count} micro-batch{'es' if count > 1 else ''}", _snr_marks(curves, count), colour)
-        for colour, count in enumerate(counts)
+        Series(
+            f"{count} micro-batch{'es' if count > 1 else ''}",
+            _snr_marks(curves, count),
+            CATEGORIES[number % len(CATEGORIES)],
+        )
+        for number, count in enumerate(counts)
     )
     return Figure(
         "gradient_snr",

@@ -11,7 +11,7 @@ from batchscout.orchestrator.stages.branch.findings import BranchFindings, Point
 from batchscout.orchestrator.stages.branch.source import Source, source_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import loss_curves
-from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.figures import CATEGORIES, OTHERS_COLOUR, Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import found, winner_of
 from batchscout.orchestrator.stages.train import TrainFindings, loss_deviation
 from batchscout.orchestrator.study.trial import Trial
@@ -32,9 +32,11 @@ def _of_branches(context: StageContext[Branch], source: Source, point: int) -> F
     """Return the loss of each batch's branches over the samples, the mean of the seeds."""
     series = tuple(
         Series(
-            str(multiple * source.effective_batch_size), _mean_curve(seeds_at(context, source, point, multiple)), colour
+            f"batch {multiple * source.effective_batch_size}",
+            _mean_curve(seeds_at(context, source, point, multiple)),
+            CATEGORIES[number % len(CATEGORIES)],
         )
-        for colour, multiple in enumerate(source.multiples)
+        for number, multiple in enumerate(source.multiples)
     )
     return Figure(
         f"branches_from_{point}",
@@ -73,7 +75,7 @@ def _of_critical_batch(points: Sequence[PointFindings]) -> Figure:
         "critical_batch",
         Axis("samples seen", zero=True),
         Axis("critical batch, samples", log=True, ticks=tuple(float(batch) for batch in sorted(tried))),
-        (Series("", marks),),
+        (Series("", marks, OTHERS_COLOUR),),
         "The largest batch whose loss comes back; a bar reaches to the smallest whose does not.",
         width=520,
         height=260,

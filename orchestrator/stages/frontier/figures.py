@@ -7,7 +7,7 @@ import statistics
 from batchscout.orchestrator.config.mode import compile_text, mode_of
 from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.figures import AUXILIARY_COLOUR, Axis, Figure, Line, Mark, Series
+from batchscout.orchestrator.stages.figures import AUXILIARY_COLOUR, CATEGORIES, Axis, Figure, Line, Mark, Series
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.study.trial import Trial, TrialState
@@ -24,7 +24,10 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
         if trial.proposal.control:  # of the loss, at a batch that is no operating point
             continue
         by_mode.setdefault(_mode_text(trial, trials), []).append(trial)
-    series = [_mode_series(mode, by_mode[mode], colour, limit, winner) for colour, mode in enumerate(by_mode)]
+    series = [
+        _mode_series(mode, by_mode[mode], CATEGORIES[i % len(CATEGORIES)], limit, winner)
+        for i, mode in enumerate(by_mode)
+    ]
     shown, largest = _shown(limit, series), _largest(series)
     far = f" The limit, {bytes_text(limit)}, lies far to the right." if limit and not shown else ""
     told = f" {RIGHT_OF_HEADROOM}" if shown and context.config.headroom else far

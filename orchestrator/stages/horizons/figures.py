@@ -6,7 +6,7 @@ from batchscout.orchestrator.config.stages import Horizons
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import seeds_bar, with_deviation
 from batchscout.orchestrator.stages.estimates.observed import setting_of
-from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.figures import CATEGORIES, Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons.conclude import ended
 from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings
@@ -21,14 +21,14 @@ def figures(context: StageContext[Horizons]) -> list[Figure]:
     foretold = {one.effective_batch_size: one for one in findings.batches} if findings else {}
     whole = {batch_of(one): one for one in rivals(context)}
     series = []
-    for colour, batch in enumerate(sorted(whole.keys() | foretold.keys())):
+    for number, batch in enumerate(sorted(whole.keys() | foretold.keys())):
         mine = [setting_of(whole[batch].trials[0])] if batch in whole else []
         lengths = [(2**run.octaves * budget, run.loss) for run in runs if run.setting in mine]
         lengths += [(float(budget), whole[batch].val_loss)] if mine else []
         marks = [with_deviation(Mark(length, loss), deviation) for length, loss in lengths]
         if findings and (one := foretold.get(batch)):
             marks.append(Mark(findings.samples, one.val_loss, low=one.val_loss_low, high=one.val_loss_high))
-        series.append(Series(f"batch {batch}", tuple(marks), colour))
+        series.append(Series(f"batch {batch}", tuple(marks), CATEGORIES[number % len(CATEGORIES)]))
     return [
         Figure(
             "horizons",

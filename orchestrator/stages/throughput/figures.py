@@ -9,6 +9,7 @@ from batchscout.orchestrator.config.stages import Throughput
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import (
     AUXILIARY_COLOUR,
+    OTHERS_COLOUR,
     Axis,
     Figure,
     Line,
@@ -35,10 +36,10 @@ def derived(context: StageContext[Throughput], trial: Trial) -> Metrics:
 def figures(context: StageContext[Throughput]) -> list[Figure]:
     """Return speed, noise scale, coherence and goodput over the effective batch."""
     noise = _noise_marks(context)
-    speed = Series("", _speed_marks(context))
-    coherence = _of_batches("coherence", _coherence_marks(context), 1)
+    speed = Series("", _speed_marks(context), OTHERS_COLOUR)
+    coherence = _of_batches("coherence", _coherence_marks(context), OTHERS_COLOUR)
     floor = replace(_of_batches("floor", _marks(context, "coherence_floor"), AUXILIARY_COLOUR), dashed=True)
-    gain = Series("", _goodput_marks(context), 2)
+    gain = Series("", _goodput_marks(context), OTHERS_COLOUR)
     gain_figure = _figure(
         "goodput",
         context,
@@ -48,7 +49,7 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
     )
     return [
         _figure("speed", context, Axis(context.study.facts.rate_unit, zero=True), (speed,), SPEED_CAPTION),
-        _figure("noise_scale", context, _noise_axis(noise), (_of_batches("", noise, 3),), NOISE_CAPTION),
+        _figure("noise_scale", context, _noise_axis(noise), (_of_batches("", noise, OTHERS_COLOUR),), NOISE_CAPTION),
         _figure("coherence", context, Axis("gradient coherence", zero=True), (coherence, floor), COHERENCE_CAPTION),
         replace(gain_figure, lines=_critical_lines(context)),
     ]

@@ -6,10 +6,11 @@ import math
 
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.curves import loss_curves
+from batchscout.orchestrator.stages.curves import best_so_far, loss_curves
 from batchscout.orchestrator.stages.estimates.generalisation import Generalisation
-from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.figures import OTHERS_COLOUR, Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import winner_of
+from batchscout.orchestrator.stages.train.choice import full_runs
 from batchscout.orchestrator.stages.train.findings import TrainFindings, chosen_run, loss_deviation, trained
 from batchscout.orchestrator.stages.train.surface_figure import surface_figures
 
@@ -19,6 +20,7 @@ def figures(context: StageContext[Train]) -> list[Figure]:
     findings = trained(context.study)
     deviation = loss_deviation(context.study, context.config.objective)
     curves = loss_curves(context.trials(), winner_of(context.study, TrainFindings), deviation)
+    curves += best_so_far(context.study, full_runs(context.study), chosen_run(context.study))
     surface = surface_figures(context)
     if findings is None:
         return [*surface, *curves]
@@ -38,10 +40,10 @@ def _of_gaps(generalisation: Generalisation) -> Figure:
         "generalisation_gap",
         Axis("effective batch, samples", log=True, ticks=tuple(float(mark.x) for mark in marks)),
         Axis("generalisation gap"),
-        (Series("", marks),),
+        (Series("", marks, OTHERS_COLOUR),),
         "The validation loss at the end of each batch's best run, less the loss over samples that it was trained on, "
         "both without dropout; the bar is the seeds' deviation.",
-        width=640,
+        width=540,
         height=290,
     )
 
@@ -66,9 +68,9 @@ def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure
         "batches",
         Axis("effective batch, samples", log=True, ticks=tuple(float(mark.x) for mark in marks)),
         Axis(f"{what} at equal cost"),
-        (Series("", marks),),
+        (Series("", marks, OTHERS_COLOUR),),
         "What each batch comes to at its own best learning rate, by the surface through all runs, with its 90 % interval. "
         "P: the probability that it is the best of all.",
-        width=640,
+        width=540,
         height=290,
     )

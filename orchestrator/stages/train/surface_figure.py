@@ -15,7 +15,9 @@ from batchscout.orchestrator.stages.estimates.observed import observations, sett
 from batchscout.orchestrator.stages.estimates.surface import Observation, Setting, Surface
 from batchscout.orchestrator.stages.figures import (
     AUXILIARY_COLOUR,
+    BASELINE_COLOUR,
     FAILED_COLOUR,
+    OTHERS_COLOUR,
     Axis,
     Cell,
     Figure,
@@ -34,7 +36,6 @@ MARGIN = 1.0
 """How many factors of 2 the cells reach beyond the rates that were tried."""
 STRONGEST, FADED = 0.7, 3.0
 """How strong the colour of the lowest cell is, and how many typical distances above it nearly nothing is left of it."""
-RUNS_COLOUR = 4
 
 
 def surface_figures(context: StageContext[Train]) -> list[Figure]:
@@ -46,17 +47,18 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
         return []
     what = "seconds to the target loss" if context.config.objective == "target" else "validation loss"
     batches = surface.coordinates.batches
-    against = _differences(context, surface)
+    against, (cells, shades) = _differences(context, surface), _cells(surface, observed, what)
     return [
         *([against] if sum(len(one.marks) for one in against.series) > 1 else []),
         Figure(
             "surface",
             Axis("effective batch, samples", log=True, ticks=tuple(float(batch) for batch in batches)),
             Axis("learning rate", log=True),
-            (_best_rates(surface), _runs(context, observed, what, _chosen(context, surface)), _diverged(observed)),
-            f"The {what} at equal cost that the surface through all runs has: the stronger the colour, the lower. Numbers are what "
-            "the runs came to, with a ~ what one that was cut would have; the one to choose is ringed. The dashed line is each batch's best learning rate, with its 90 % interval.",
-            cells=tuple(_cells(surface, observed, what)),
+            (_best_rates(surface), _runs(context, surface, observed, what), _diverged(observed)),
+            f"The {what} at equal cost that the surface through all runs has: the stronger the shade, the lower, as the scale above says. Numbers are what "
+            "the runs came to, with a ~ what one that was cut would have; the one to choose is ringed, green is your own setting. The dashed line is each batch's best learning rate, with its 90 % interval.",
+            cells=cells,
+            shades=tuple(shades),
             width=700,
             height=360,
         ),
@@ -92,8 +94,8 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
         Axis(f"{what} that the choice saves", _share_text),
         (
             Series("", (choice,), joined=False),
-            Series("at its best rate", best, AUXILIARY_COLOUR, joined=False),
-            *([Series("your own setting", (its_own,), 2, joined=False)] if yours != chosen else []),
+            Series("at its best rate", best, OTHERS_COLOUR, joined=False),
+            *([Series("your own setting", (its_own,), BASELINE_COLOUR, joined=False)] if yours != chosen else []),
         ),
         f"How much less {what} the choice takes to the loss of each, with the 90 % interval, by the surface through all runs. "
         "Where an interval reaches across the zero line, the two are not told apart.",
@@ -124,9 +126,11 @@ def _chosen(context: StageContext[Train], surface: Surface) -> Setting:
     return choice_of(context, surface).setting
 
 
-def _runs(context: StageContext[Train], observed: Sequence[Observation], what: str, chosen: Setting) -> Series:
+def _runs(context: StageContext[Train], surface: Surface, observed: Sequence[Observation], what: str) -> Series:
     """Return the runs that came to something; the chosen one is ringed, and one that was cut tells its own last loss, too."""
     cut = {setting_of(trial): trial.how_it_ended_at for trial in full_runs(context.study) if trial.state.ruled_out}
+    chosen, standing = _chosen(context, surface), choice_of(context, surface).own
+    own = setting_of(standing.trials[0]) if standing else None
     marks = []
     for one in observed:
         setting = Setting(one.effective_batch_size, one.learning_rate)
@@ -137,11 +141,11 @@ def _runs(context: StageContext[Train], observed: Sequence[Observation], what: s
                     one.effective_batch_size,
                     one.learning_rate,
                     f"~{one.loss:.3f}" if one.extra_deviation else f"{one.loss:.3f}",
-                    "chosen" if setting == chosen else "point",
+                    "chosen" if setting == chosen else "baseline" if setting == own else "point",
                     told=f"{what} {one.loss:.4f}{estimated}",
                 )
             )
-    return Series("runs", tuple(marks), RUNS_COLOUR, joined=False)
+    return Series("runs", tuple(marks), OTHERS_COLOUR, joined=False)
 
 
 def _diverged(observed: Sequence[Observation]) -> Series:
@@ -162,8 +166,8 @@ def _interval(surface: Surface, batch: int) -> list[float]:
     return [float(u) for u in np.quantile(surface.best_u(batch), (0.05, 0.5, 0.95))]
 
 
-def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> list[Cell]:
-    """Return a column of cells for every batch: their colours fade with the distance from the lowest of all."""
+def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
+    """Return a column of cells for every batch, whose colours fade with the distance from the lowest of all, and the scale of them."""
     coordinates, edges = surface.coordinates, _edges(surface.coordinates.batches)
     rates = [one.learning_rate for one in observed]
     low, high = math.log2(min(rates)) - MARGIN, math.log2(max(rates)) + MARGIN
@@ -176,17 +180,21 @@ def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> list
     }
     lowest = min(losses.values())
     typical = float(np.median([loss - lowest for loss in losses.values()])) or 1.0
-    return [
-        Cell(
-            edges[i],
-            edges[i + 1],
-            2 ** (rung - STEP / 2),
-            2 ** (rung + STEP / 2),
-            f"effective batch {coordinates.batches[i]}, learning rate {number_text(2**rung)}: {what} {loss:.3f} by the surface",
-            strength=round(STRONGEST * math.exp(-FADED / 2 * (loss - lowest) / typical), 2),
+
+    def cell(loss: float, told: str, *place: float) -> Cell:
+        strength = round(STRONGEST * math.exp(-FADED / 2 * (loss - lowest) / typical), 2)
+        return Cell(*(place or (0.0, 0.0, 0.0, 0.0)), told, AUXILIARY_COLOUR, strength)
+
+    cells = tuple(
+        cell(
+            loss,
+            f"effective batch {coordinates.batches[i]}, learning rate {number_text(2**rung)}: {what} {loss:.4f} by the surface",
+            *(edges[i], edges[i + 1], 2 ** (rung - STEP / 2), 2 ** (rung + STEP / 2)),
         )
         for (i, rung), loss in losses.items()
-    ]
+    )
+    steps = (lowest + share * typical for share in (0, 0.25, 0.5, 1, 2))
+    return cells, tuple(cell(loss, f"{'' if i else f'{what} '}{loss:.4g}") for i, loss in enumerate(steps))
 
 
 def _highest(surface: Surface, batch: int) -> float:

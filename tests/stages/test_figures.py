@@ -1,0 +1,84 @@
+"""How figures name runs and what their colours stand for, over the studies that the tests keep."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import best_so_far, loss_curves
+from batchscout.orchestrator.stages.figures import (
+    BASELINE_COLOUR,
+    CHOSEN_COLOUR,
+    FAILED_COLOUR,
+    OTHERS_COLOUR,
+    Figure,
+    names_of,
+)
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
+from tests.support.example_study import example_config, example_study
+
+ROOT = Path(__file__).parents[2]
+RUNS = [*sorted((ROOT / "tests" / "golden").iterdir()), ROOT / "docs" / "recorded" / "quickstart"]
+WINNER, BASELINE = "train-m16k2", "train-m1k1"
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.parent.name + "-" + run.name)
+def test_the_names_of_a_stage_s_trials_begin_with_their_batch_and_are_never_the_same(run: Path) -> None:
+    config = load_stored_study(run / "study.yaml")
+    study = replay(run / "journal.jsonl", config.name)
+    for keys in config.stages:
+        trials = study.of_stage(keys.type)
+        names = names_of(trials)
+        assert len({*names.values()}) == len(trials)
+        for trial in trials:
+            split = f"({trial.config.micro_batch_size} x {trial.config.gradient_accumulation_steps})"
+            assert names[trial.id].startswith(f"batch {trial.config.effective_batch_size} {split}")
+
+
+def test_a_name_says_no_more_than_tells_the_trials_apart() -> None:
+    study = example_study(example_config())
+    names = names_of(study.of_stage("train"))
+    assert names["train-m24k1"] == "batch 24 (24 x 1)"
+    assert names[WINNER] == "batch 32 (16 x 2), lr 0.0006"
+
+
+def test_a_run_has_the_colour_of_its_role_in_every_figure() -> None:
+    study = example_study(example_config())
+    trials = study.of_stage("train")
+    names = names_of(trials)
+    roles = {names[WINNER]: CHOSEN_COLOUR, names[BASELINE]: BASELINE_COLOUR}
+    for figure in loss_curves(trials, WINNER):
+        for series in figure.series:
+            assert series.colour == roles.get(series.label, OTHERS_COLOUR)
+
+
+def test_no_series_of_a_kind_without_a_role_has_the_colour_of_one() -> None:
+    config = example_config()
+    study = example_study(config)
+    contexts = [StageContext(keys, config, study) for keys in config.stages]
+    figures: dict[str, Figure] = {
+        one.name: one for context in contexts for one in stage_of(context.stage).figures(context)
+    }
+    modes = [series.colour for series in figures["speed_by_memory"].series]
+    assert {CHOSEN_COLOUR, FAILED_COLOUR, BASELINE_COLOUR, OTHERS_COLOUR}.isdisjoint(modes)
+    assert len({*modes}) == len(modes)
+
+
+def test_the_best_so_far_never_rises_and_ends_at_the_lowest_of_all_whole_runs() -> None:
+    run = RUNS[-1]
+    config = load_stored_study(run / "study.yaml")
+    study = replay(run / "journal.jsonl", config.name)
+    runs = study.of_stage("train")
+    (figure,) = best_so_far(study, runs, runs[0].id)
+    marks = figure.series[0].marks
+    complete = [trial for trial in runs if trial.state == "complete"]
+    assert len(marks) == len(complete)
+    assert all(one.x < other.x and one.y >= other.y for one, other in itertools.pairwise(marks))
+    assert marks[-1].y == min(trial.measured("val_loss") for trial in complete)
+    assert marks[-1].x <= sum(trial.seconds for trial in study.trials.values())
+    assert best_so_far(study, runs[:1], None) == [], "no chart of a single point"
