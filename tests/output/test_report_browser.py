@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from xml.etree.ElementTree import tostring
 
 import pytest
 from reading_scale import write_study
@@ -14,8 +17,11 @@ from batchscout.orchestrator.output.comparison import Side
 from batchscout.orchestrator.output.exports import WRITERS
 from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.output.report.comparison import write_comparison
+from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.page import render_report, write_report
+from batchscout.orchestrator.output.report.shell import page
 from batchscout.orchestrator.output.report.training import RunCurves
+from batchscout.orchestrator.stages.figures import Axis, Figure, Line, Mark, Series
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
@@ -29,6 +35,7 @@ pytestmark = [
 ]
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
 GOLDEN_RUNS = sorted(path.name for path in GOLDEN.iterdir())
 IS_READY = "performance.getEntriesByName('ready').length > 0"
 PHONE, A4, SCREEN = 420, 718, 1200
@@ -238,15 +245,60 @@ def test_without_scripts_every_picture_is_there(tab: Browser, example: Path) -> 
     assert tab.call("DOM.querySelectorAll", nodeId=document, selector=".script")["nodeIds"] == []
 
 
-@pytest.mark.parametrize("run", [*GOLDEN_RUNS, "example"])
+@pytest.mark.parametrize("run", [*GOLDEN_RUNS, "example", "recorded"])
 @pytest.mark.parametrize("width", [SCREEN, PHONE])
 def test_no_text_of_a_picture_lies_over_another_or_is_cut_off(
     run: str, width: int, tab: Browser, example: Path, tmp_path: Path
 ) -> None:
     """With the fonts of this machine; where there is none but DejaVu they are as wide as fonts get."""
-    file = example if run == "example" else reported(GOLDEN / run, tmp_path / "report.html")
+    if run == "recorded":
+        shutil.copytree(RECORDED, tmp_path, dirs_exist_ok=True)
+    file = (
+        example
+        if run == "example"
+        else reported(tmp_path if run == "recorded" else GOLDEN / run, tmp_path / "report.html")
+    )
     show(tab, file, width)
     assert tab.evaluate("document.querySelectorAll('figure svg text').length") > 20
+    assert tab.evaluate(COVERED) == []
+    assert tab.evaluate(CUT_OFF) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_text_lies_over_another_however_near_marks_lines_and_names_are(
+    seed: int, tab: Browser, tmp_path: Path
+) -> None:
+    random = Random(seed)
+
+    def axis(name: str) -> Axis:
+        return Axis(f"{name}, some unit", log=random.random() < 0.5, zero=random.random() < 0.3)
+
+    def mark() -> Mark:
+        x, y, kind = (
+            random.choice([1, 1.02, 3, 40]),
+            random.choice([2.0, 2.001, 7]),
+            random.choice(["point", "cross", "chosen"]),
+        )
+        return Mark(x, y, random.choice(["", "4", "5.0944", "out of memory"]), kind, low=0.9 * y, high=1.1 * y)
+
+    figures = [
+        Figure(
+            f"figure{number}",
+            axis("x"),
+            axis("y"),
+            tuple(
+                Series(random.choice(["", "none", "batch 128 (16 x 8), lr 0.00283"]) + str(i), tuple(mark() for _ in range(random.choice([2, 3, 20]))), i)
+                for i in range(random.choice([1, 4, 12]))
+            ),
+            lines=tuple(Line(random.choice([1.01, 3, 38, 39, 40]), name, vertical=True) for name in ("headroom 5%", "limit 96 MiB", "knee")[: random.randrange(4)]),
+            width=random.choice([540, 700]),
+        )
+        for number in range(6)
+    ]  # fmt: skip
+    body = (tostring(figure_element(figure, "made"), encoding="unicode", method="html") for figure in figures)
+    (tmp_path / "made.html").write_text("".join(page("made", body)))
+    show(tab, tmp_path / "made.html")
+    assert tab.evaluate("document.querySelectorAll('figure svg').length") == len(figures)
     assert tab.evaluate(COVERED) == []
     assert tab.evaluate(CUT_OFF) == []
 
@@ -302,7 +354,7 @@ def test_a_running_study_s_page_reloads_itself_and_stays_where_it_was(tab: Brows
 
 @pytest.mark.parametrize("run", ["quickstart", "recorded"])
 def test_the_answer_and_the_chart_of_the_choice_are_seen_at_once(run: str, tab: Browser, tmp_path: Path) -> None:
-    folder = GOLDEN / run if run != "recorded" else GOLDEN.parents[1] / "docs" / "recorded" / "quickstart"
+    folder = RECORDED if run == "recorded" else GOLDEN / run
     show(tab, reported(folder, tmp_path / "report.html"), 1280)
     ends = tab.evaluate(
         "['.verdict', '#train-differences svg'].map(one => document.querySelector(one).getBoundingClientRect().bottom)"
