@@ -116,6 +116,16 @@ def test_every_stage_has_its_question_its_conclusion_a_plot_and_its_trials(html:
             assert trial.explanation in text
 
 
+def test_one_table_has_the_trials_of_all_stages_where_several_have_any(html: str, config: StudyConfig) -> None:
+    study = example_study(config)
+    table = html[html.index('<section id="trials">') : html.index('<section id="time">')]
+    rows = re.findall(r"<td><code>(.*?)</code>.*?<td class=\"number\">(.*?)</td>", table)
+    assert sorted(rows) == sorted((trial.id, trial.stage) for trial in study.trials.values())
+    alone = Study(config.name)
+    add_trial(alone, config, "train-m1")
+    assert "trials" not in Page(render_report(config, alone, None)).tags
+
+
 def test_the_recommendation_comes_first_and_whole(html: str) -> None:
     page = Page(html)
     text = page.texts["recommendation"] + page.texts["evidence"]

@@ -17,7 +17,7 @@ from batchscout.orchestrator.output.report.gallery import in_order
 from batchscout.orchestrator.output.report.pieces import each, within
 from batchscout.orchestrator.output.report.setting import setting_list
 from batchscout.orchestrator.output.report.shell import page
-from batchscout.orchestrator.output.report.tables import html_table, number_cell, trials_table
+from batchscout.orchestrator.output.report.tables import all_trials_table, html_table, number_cell, trials_table
 from batchscout.orchestrator.output.report.timeline import timeline
 from batchscout.orchestrator.output.report.training import RunCurves, read_curves, training_section
 from batchscout.orchestrator.output.status import notice_lines
@@ -62,7 +62,14 @@ def _pieces(
     figures = {name: stage_of(context.stage).figures(context) for name, context in stages.items()}
     answers = [(name, figure) for name, some in figures.items() for figure in some if figure.name == "differences"]
     along = training_section(curves)
-    names = ["recommendation", *stages, *(["training"] if along is not None else []), "time"]
+    of_all = _all_trials(list(stages.values()))
+    names = [
+        "recommendation",
+        *stages,
+        *(["training"] if along is not None else []),
+        *(["trials"] if of_all is not None else []),
+        "time",
+    ]
     body = within(
         element("main"),
         element("p", "batchscout", class_="muted"),
@@ -82,6 +89,7 @@ def _pieces(
             for name, context in stages.items()
         ],
         along,
+        of_all,
         _time_section(config, study),
         _notices_section(study),
         evidence_section(recommendation) if recommendation else None,
@@ -109,6 +117,16 @@ def _stage_section(context: StageContext[StageKeys], figures: Sequence[Figure]) 
         within(element("div", class_="plots"), each(figure_element(figure, keys.type) for figure in figures)),
         trials_table(context, trials) if trials else element("p", "No trials yet.", class_="muted"),
     )
+
+
+def _all_trials(contexts: Sequence[StageContext[StageKeys]]) -> Iterator[str] | None:
+    """Return the table over all stages; None where one alone has trials, as it has the same table."""
+    if sum(bool(context.trials()) for context in contexts) < 2:
+        return None
+    question = element(
+        "span", "Which of all stages' trials is the fastest, the largest, the slowest?", class_="question"
+    )
+    return within(element("section", id="trials"), element("h2", "All trials", question), all_trials_table(contexts))
 
 
 def _conclusion_text(study: Study, stage: str, trials: list[Trial]) -> str:

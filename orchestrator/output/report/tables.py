@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from pydantic import JsonValue
@@ -16,7 +16,7 @@ from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import batch_text
 from batchscout.orchestrator.study.trial import Metrics, Trial
-from batchscout.orchestrator.units import bytes_text
+from batchscout.orchestrator.units import bytes_text, counted
 from batchscout.trainers.metrics import metric_of
 
 _CONFIG_COLUMNS = {
@@ -50,10 +50,7 @@ def _metric_text(metric: str, value: float | None) -> str:
 
 
 def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a row for each trial with what varies and what was measured; a line above says what all trials share.
-
-    Rows beyond MOST_WRITTEN are data, of which the script makes rows where someone looks for them.
-    """
+    """Yield a row for each trial of a stage with what varies and what was measured; a line above says what all share."""
     stage = stage_of(context.stage)
 
     def figures(trial: Trial) -> Metrics:
@@ -62,29 +59,61 @@ def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> I
     varying = [key for key in _CONFIG_COLUMNS if len({_setting(trial, key) for trial in trials}) > 1]
     measured = _measured(stage.columns, map(figures, trials))
     unit = context.study.facts.rate_unit
-    headers = [
-        "trial",
-        "state",
-        *(_CONFIG_COLUMNS[key] for key in varying),
-        *(_heading(key, unit) for key in measured),
-        "lane, s",
-    ]
-    best = stage.winner(context)
+    headers = [*(_CONFIG_COLUMNS[key] for key in varying), *(_heading(key, unit) for key in measured)]
 
     def cells(trial: Trial) -> list[str]:
         found = figures(trial)
         settings = [config_text(_setting(trial, key)) for key in varying]
-        return [*settings, *(_metric_text(key, found.get(key)) for key in measured), f"{trial.seconds:,.1f}"]
+        return [*settings, *(_metric_text(key, found.get(key)) for key in measured)]
 
-    written = (row for trial in trials[:MOST_WRITTEN] for row in _trial_rows(trial, cells(trial), trial.id == best))
-    others = [_row_values(trial, cells(trial), trial.id == best) for trial in trials[MOST_WRITTEN:]]
-    table = within(
-        element("table", class_="numbers sortable"), _table_head(headers), within(element("tbody"), each(written))
-    )
+    shared = _shared_text(trials[0], _SHARED - set(varying))
+    return _rows_of(trials, headers, cells, {stage.winner(context)}, shared, is_open=len(trials) <= MOST_UNFOLDED)
+
+
+_OF_ALL = ("samples_seen", "val_loss", "tokens_per_second", "step_seconds", "peak_memory_bytes", "mfu")
+"""The metrics that trials of several stages have."""
+
+
+def all_trials_table(contexts: Sequence[StageContext[StageKeys]]) -> Iterator[str]:
+    """Yield a row for each trial of all stages, to be sorted and filtered together, with what most stages measure."""
+    trials = [trial for context in contexts for trial in context.trials()]
+    measured = _measured(_OF_ALL, (trial.metrics for trial in trials))
+    headings = [_heading(key, contexts[0].study.facts.rate_unit) for key in measured]
+    winners = {stage_of(context.stage).winner(context) for context in contexts}
+
+    def cells(trial: Trial) -> list[str]:
+        settings = (config_text(_setting(trial, key)) for key in ("batch", "learning_rate"))
+        return [trial.stage, *settings, *(_metric_text(key, trial.metrics.get(key)) for key in measured)]
+
+    headers = ["stage", _CONFIG_COLUMNS["batch"], _CONFIG_COLUMNS["learning_rate"], *headings]
+    return _rows_of(trials, headers, cells, winners, "The rows of what a stage chose are bold.", is_open=False)
+
+
+def _rows_of(
+    trials: Sequence[Trial],
+    headers: Sequence[str],
+    cells: Callable[[Trial], list[str]],
+    winners: Collection[str | None],
+    told: str,
+    *,
+    is_open: bool,
+) -> Iterator[str]:
+    """Yield a row for each trial: its id, its state, the cells and its lane time.
+
+    Rows beyond MOST_WRITTEN are data, of which the script makes rows where someone looks for them.
+    """
+
+    def row(trial: Trial) -> tuple[Trial, list[str], bool]:
+        return trial, [*cells(trial), f"{trial.seconds:,.1f}"], trial.id in winners
+
+    written = (one for trial in trials[:MOST_WRITTEN] for one in _trial_rows(*row(trial)))
+    others = [_row_values(*row(trial)) for trial in trials[MOST_WRITTEN:]]
+    head = _table_head(["trial", "state", *headers, "lane, s"])
+    table = within(element("table", class_="numbers sortable"), head, within(element("tbody"), each(written)))
     return within(
-        element("details", class_="table", **({"open": "open"} if len(trials) <= MOST_UNFOLDED else {})),
-        element("summary", f"{len(trials):,} {'trial' if len(trials) == 1 else 'trials'}"),
-        element("p", _shared_text(trials[0], _SHARED - set(varying)), class_="muted"),
+        element("details", class_="table", **({"open": "open"} if is_open else {})),
+        element("summary", counted(len(trials), "trial")),
+        element("p", told, class_="muted"),
         within(element("div", class_="scroll"), table, *_more_rows(others)),
     )
 
