@@ -279,8 +279,9 @@ def _draw_shades(drawing: _Drawing, shades: Sequence[Cell], x: Scale) -> None:
     """Draw the scale of the cells' strengths, from the right edge of the plot to the left."""
     right = x.end
     for shade in reversed(shades):
-        drawing.write(shade.told, [(right, 12, "end")], "", always=True)
-        right -= _CHARACTER * len(shade.told) + 24
+        right -= _CHARACTER * len(shade.told)
+        drawing.write(shade.told, [(right, 12, "start")], "", always=True)
+        right -= 22
         looks = {"class_": f"cell c{shade.colour}", "opacity": shade.strength}
         drawing.parts.append(element("rect", x=round(right, 1), y=2, width=18, height=11, **looks))
         right -= 12

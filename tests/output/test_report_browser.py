@@ -196,6 +196,38 @@ def test_values_are_told_under_the_pointer_and_by_the_arrow_keys(tab: Browser, e
     assert tab.evaluate(f"{tip}.hidden")
 
 
+def test_the_values_of_a_picture_are_had_as_a_table(tab: Browser, example: Path) -> None:
+    """Every mark first, with all that is written at it, and then every cell."""
+    show(tab, example)
+    figure = "#train-surface"
+    tab.evaluate(f"document.querySelector('{figure} .values').open = true")
+    tab.until(f"document.querySelector('{figure} .values table') !== null")
+    rows = tab.evaluate(
+        f"[...document.querySelectorAll('{figure} .values tbody tr')].map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    marks = tab.evaluate(
+        f"[...document.querySelectorAll('{figure} [data-y]')].map(one => [one.dataset.x, one.dataset.y])"
+    )
+    assert [row[1:3] for row in rows[: len(marks)]] == marks
+    assert "0.00010607" in {row[2] for row in rows[: len(marks)]}, "a learning rate keeps its digits"
+    assert len(rows) - len(marks) == tab.evaluate(f"document.querySelectorAll('{figure} .cell[data-name]').length") > 10
+    assert all(len(row) == 1 for row in rows[len(marks) :])
+
+
+@pytest.mark.parametrize("width", [SCREEN, PHONE])
+def test_what_is_told_of_a_mark_lies_inside_the_window(width: int, tab: Browser, example: Path) -> None:
+    show(tab, example, width)
+    for name in ("train-surface", "frontier-speed_by_memory", "time-timeline"):
+        tab.evaluate(f"document.querySelector('#{name} .picture')?.focus()")
+        for key in ("Home", "ArrowRight", "ArrowRight", "End"):
+            tab.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key)
+            left, right = tab.evaluate(
+                "(tip => [tip.left, tip.right])(document.querySelector('.tip:not([hidden])').getBoundingClientRect())"
+            )
+            assert left >= 0
+            assert right <= width
+
+
 def test_an_interval_without_an_upper_end_is_an_arrow_that_says_so(tab: Browser, tmp_path: Path) -> None:
     config, file = example_config(), tmp_path / "report.html"
     open_ended = [snapshot(20, 12.0), replace(snapshot(40, 12.0), noise_scale_high=None)]

@@ -46,7 +46,7 @@
 
     // Where all marks and cells lie is asked for once: the page may have a thousand of them.
     get all() {
-      const found = [...this.svg.querySelectorAll("[data-y], .cell")].map((mark) => {
+      const found = [...this.svg.querySelectorAll("[data-y]"), ...this.svg.querySelectorAll(".cell[data-name]")].map((mark) => {
         const { x, y, width, height } = mark.getBBox()
         return { mark, series: mark.closest("g"), isCell: mark.matches(".cell"), left: x, top: y, x: x + width / 2, y: y + height / 2, width, height }
       })
@@ -86,8 +86,9 @@
       }
       this.tip.replaceChildren(...this.telling(one).map((line) => node("div", { textContent: line })))
       const at = new DOMPoint(x, one.isCell ? one.top : one.y).matrixTransform(this.svg.getScreenCTM()), box = this.box.getBoundingClientRect()
-      const left = at.x - box.left, isRight = left > box.width / 2
-      Object.assign(this.tip.style, { left: isRight ? "" : `${left + 12}px`, right: isRight ? `${box.width - left + 12}px` : "", top: `${Math.max(0, at.y - box.top - 14)}px` })
+      const left = at.x - box.left, width = this.tip.offsetWidth
+      const beside = left > box.width / 2 ? left - 12 - width : left + 12
+      Object.assign(this.tip.style, { left: `${Math.max(0, Math.min(beside, box.width - width))}px`, top: `${Math.max(0, at.y - box.top - 14)}px` })
     }
 
     key(event) {

@@ -194,7 +194,7 @@ def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> tupl
         for (i, rung), loss in losses.items()
     )
     steps = (lowest + share * typical for share in (0, 0.25, 0.5, 1, 2))
-    return cells, tuple(cell(loss, f"{'' if i else f'{what} '}{loss:.4g}") for i, loss in enumerate(steps))
+    return cells, tuple(cell(loss, f"{loss:.4g}") for loss in steps)
 
 
 def _highest(surface: Surface, batch: int) -> float:
