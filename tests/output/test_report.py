@@ -126,6 +126,16 @@ def test_one_table_has_the_trials_of_all_stages_where_several_have_any(html: str
     assert "trials" not in Page(render_report(config, alone, None)).tags
 
 
+def test_the_chart_beside_the_answer_is_that_of_the_run_which_is_recommended(config: StudyConfig, study: Study) -> None:
+    """A stage after it may recommend another, which that chart knows nothing of."""
+    evidence = {"stages": {}, "notes": []}
+    for trial, beside in (("learning_rate-x1", True), ("learning_rate-x0.5", False)):
+        recommendation = example_recommendation(evidence={"trial": trial, **evidence})
+        page = render_report(config, study, recommendation)
+        assert page.count('id="train-differences"') == 1
+        assert (page.index('id="train-differences"') < page.index('<section id="train"')) == beside
+
+
 def test_the_recommendation_comes_first_and_whole(html: str) -> None:
     page = Page(html)
     text = page.texts["recommendation"] + page.texts["evidence"]

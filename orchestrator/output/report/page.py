@@ -25,6 +25,7 @@ from batchscout.orchestrator.output.time_split import LaneTime, lane_time
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import Figure
+from batchscout.orchestrator.stages.train import chosen_run
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import seconds_text
@@ -60,7 +61,14 @@ def _pieces(
 ) -> Iterator[str]:
     stages = {keys.type: StageContext(keys, config, study) for keys in in_order(config, study)}
     figures = {name: stage_of(context.stage).figures(context) for name, context in stages.items()}
-    answers = [(name, figure) for name, some in figures.items() for figure in some if figure.name == "differences"]
+    # A later stage may recommend another run, as for a longer real run: then the chart is the train stage's alone.
+    is_the_answer = recommendation is not None and recommendation.evidence.trial == chosen_run(study)
+    answers = [
+        (name, figure)
+        for name, some in figures.items()
+        for figure in some
+        if figure.name == "differences" and is_the_answer
+    ]
     along = training_section(curves)
     of_all = _all_trials(list(stages.values()))
     names = [
