@@ -141,7 +141,7 @@ def plot(figure: Figure) -> Element:
     drawing = _Drawing(figure.width, height)
     drawing.parts += [_cell(cell, x, y) for cell in figure.cells]
     _draw_axes(drawing, x, y)
-    _draw_shades(drawing, figure.shades, x)
+    _draw_shades(drawing, figure, x)
     _draw_names(drawing, [one for one in shown if one.label and not one.faint], x, y)
     _draw_lines(drawing, [line for line in figure.lines if _inside(line, x, y)], x, y)
     for one in shown:
@@ -275,16 +275,15 @@ def _cell(cell: Cell, x: Scale, y: Scale) -> Element:
     return element("rect", told, **size, class_=f"cell c{cell.colour % NUM_COLOURS}", opacity=cell.strength)
 
 
-def _draw_shades(drawing: _Drawing, shades: Sequence[Cell], x: Scale) -> None:
+def _draw_shades(drawing: _Drawing, figure: Figure, x: Scale) -> None:
     """Draw the scale of the cells' strengths, from the right edge of the plot to the left."""
     right = x.end
-    for shade in reversed(shades):
-        right -= _CHARACTER * len(shade.told)
-        drawing.write(shade.told, [(right, 12, "start")], "", always=True)
-        right -= 22
-        looks = {"class_": f"cell c{shade.colour}", "opacity": shade.strength}
-        drawing.parts.append(element("rect", x=round(right, 1), y=2, width=18, height=11, **looks))
-        right -= 12
+    for told, strength in reversed(tuple(figure.shades.items())):
+        right -= _CHARACTER * len(told)
+        drawing.write(told, [(right, 12, "start")], "", always=True)
+        looks = {"class_": f"cell c{figure.cells[0].colour}", "opacity": strength}
+        drawing.parts.append(element("rect", x=round(right - 22, 1), y=2, width=18, height=11, **looks))
+        right -= 34
 
 
 def _draw_lines(drawing: _Drawing, lines: Sequence[Line], x: Scale, y: Scale) -> None:

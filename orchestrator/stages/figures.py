@@ -110,8 +110,8 @@ class Figure:
     cells: tuple[Cell, ...] = ()
     key: Mapping[str, int] = field(default_factory=dict)
     """What the colours of the cells stand for, where they tell kinds apart."""
-    shades: tuple[Cell, ...] = ()
-    """What the strengths of the cells stand for, where they tell a value: samples of them, whose place means nothing."""
+    shades: Mapping[str, float] = field(default_factory=dict)
+    """What some strengths of the cells stand for, where they tell a value: a scale of them."""
     width: int = 540
     """In pixels."""
     height: int = 270

@@ -13,8 +13,8 @@ from batchscout.orchestrator.output.plots import element, plot
 from batchscout.orchestrator.stages.figures import Figure, Mark, Series
 
 _BAR_WIDTH = 260
-TIME_COLOURS = (5, 3, 6)
-"""Of training, compiling and the rest; those of the timeline."""
+TIME_COLOURS: Mapping[str, int] = {"training": 5, "compiling": 3, "the rest: start, data, evaluation, checkpoints": 6}
+"""Of the parts of a bar, in their order; those of the timeline."""
 
 
 def figure_element(figure: Figure, place: str) -> Element:
@@ -56,8 +56,8 @@ def time_bar(parts: Sequence[float], longest: float, told: str) -> Element:
     scale = _BAR_WIDTH / max(longest, sum(parts), 1e-9)
     starts = [scale * sum(parts[:i]) for i in range(len(parts))]
     rects = [
-        element("rect", x=round(start, 1), y=2, width=round(scale * part, 1), height=11, class_=f"c{TIME_COLOURS[i]}")
-        for i, (start, part) in enumerate(zip(starts, parts, strict=True))
+        element("rect", x=round(start, 1), y=2, width=round(scale * part, 1), height=11, class_=f"c{colour}")
+        for colour, start, part in zip(TIME_COLOURS.values(), starts, parts, strict=True)
     ]
     style = f"width:{_BAR_WIDTH}px;max-width:{_BAR_WIDTH}px"
     return element("svg", *rects, viewBox=f"0 0 {_BAR_WIDTH} 15", style=style, role="img", aria_label=told)

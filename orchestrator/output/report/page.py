@@ -164,16 +164,13 @@ def _time_section(config: StudyConfig, study: Study) -> Element:
     longest = max((time.held for time in spent.values()), default=0.0)
     headers = ["stage", "", "lane time", "share", "training", "compiling", "the rest", ""]
     rows = [_time_row(stage, len(trials[stage]), time, whole, longest) for stage, time in spent.items()]
-    names = dict(
-        zip(("training", "compiling", "the rest: start, data, evaluation, checkpoints"), TIME_COLOURS, strict=True)
-    )
     holds = timeline(study)
     return element(
         "section",
         element("h2", "Where the time went"),
         element("p", f"{seconds_text(whole)} of lane time in all{_startup_text(study)}.", class_="conclusion"),
         figure_element(holds, "time") if holds else None,
-        colour_key(names),
+        colour_key(TIME_COLOURS),
         html_table(headers, rows, "numbers"),
         id="time",
     )

@@ -58,7 +58,7 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
             f"The {what} at equal cost that the surface through all runs has: the stronger the shade, the lower, as the scale above says. Numbers are what "
             "the runs came to, with a ~ what one that was cut would have; the one to choose is ringed, green is your own setting. The dashed line is each batch's best learning rate, with its 90 % interval.",
             cells=cells,
-            shades=tuple(shades),
+            shades=shades,
             width=700,
             height=360,
         ),
@@ -166,7 +166,7 @@ def _interval(surface: Surface, batch: int) -> list[float]:
     return [float(u) for u in np.quantile(surface.best_u(batch), (0.05, 0.5, 0.95))]
 
 
-def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
+def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> tuple[tuple[Cell, ...], dict[str, float]]:
     """Return a column of cells for every batch, whose colours fade with the distance from the lowest of all, and the scale of them."""
     coordinates, edges = surface.coordinates, _edges(surface.coordinates.batches)
     rates = [one.learning_rate for one in observed]
@@ -181,20 +181,23 @@ def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> tupl
     lowest = min(losses.values())
     typical = float(np.median([loss - lowest for loss in losses.values()])) or 1.0
 
-    def cell(loss: float, told: str, *place: float) -> Cell:
-        strength = round(STRONGEST * math.exp(-FADED / 2 * (loss - lowest) / typical), 2)
-        return Cell(*(place or (0.0, 0.0, 0.0, 0.0)), told, AUXILIARY_COLOUR, strength)
+    def strength(loss: float) -> float:
+        return round(STRONGEST * math.exp(-FADED / 2 * (loss - lowest) / typical), 2)
 
     cells = tuple(
-        cell(
-            loss,
+        Cell(
+            edges[i],
+            edges[i + 1],
+            2 ** (rung - STEP / 2),
+            2 ** (rung + STEP / 2),
             f"effective batch {coordinates.batches[i]}, learning rate {number_text(2**rung)}: {what} {loss:.4f} by the surface",
-            *(edges[i], edges[i + 1], 2 ** (rung - STEP / 2), 2 ** (rung + STEP / 2)),
+            AUXILIARY_COLOUR,
+            strength(loss),
         )
         for (i, rung), loss in losses.items()
     )
     steps = (lowest + share * typical for share in (0, 0.25, 0.5, 1, 2))
-    return cells, tuple(cell(loss, f"{loss:.4g}") for loss in steps)
+    return cells, {f"{loss:.4g}": strength(loss) for loss in steps}
 
 
 def _highest(surface: Surface, batch: int) -> float:
