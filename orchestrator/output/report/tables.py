@@ -148,7 +148,8 @@ _SHARED = set(_CONFIG_COLUMNS) - {"warmup_samples"}
 def _shared_text(trial: Trial, keys: Collection[str]) -> str:
     # A cross-entropy that is computed as usual goes without saying: most models know no other.
     told = [key for key in keys if (key, _setting(trial, key)) != ("cross_entropy", "whole")]
-    shared = sorted(f"{_CONFIG_COLUMNS[key]} {config_text(_setting(trial, key))}" for key in told)
+    names = _CONFIG_COLUMNS | {"batch": "batch"}
+    shared = sorted(f"{names[key]} {config_text(_setting(trial, key))}" for key in told)
     return f"In all trials: {', '.join(shared)}." if shared else ""
 
 
