@@ -56,10 +56,11 @@ class Answer:
     def is_decided(self) -> bool:
         return self.badge is Badge.DECIDED
 
-    def lines(self, run_dir: str = RUN_DIR) -> dict[str, str]:
-        """Return the five lines under the words that they begin with. run_dir: as the user would type it."""
+    def lines(self, run_dir: str = RUN_DIR, others_are: str = "in the report") -> dict[str, str]:
+        """Return the five lines under the words that they begin with. run_dir: as the user would type it. others_are: where the other
+        caveats stand."""
         first, *others = self.caveats
-        more = f" (and {len(others)} more in the report)" if others else ""
+        more = f" (and {len(others)} more {others_are})" if others else ""
         return {
             "Train with": self.settings,
             "Verdict": f"{self.badge}: {self.because}",

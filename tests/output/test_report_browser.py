@@ -386,6 +386,6 @@ def test_the_answer_and_the_chart_of_the_choice_are_seen_at_once(run: str, tab: 
     folder = RECORDED if run == "recorded" else GOLDEN / run
     show(tab, reported(folder, tmp_path / "report.html"), 1280)
     ends = tab.evaluate(
-        "['.verdict', '#train-differences svg'].map(one => document.querySelector(one).getBoundingClientRect().bottom)"
+        "['.answer', '#train-differences svg'].map(one => document.querySelector(one).getBoundingClientRect().bottom)"
     )
     assert max(ends) < 800, "pixels of a window of 1280 x 800"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element, tostring
 
 import yaml
@@ -32,7 +32,10 @@ _RECOMMENDED = (
 )
 
 
-def answer_section(config: StudyConfig, study: Study, recommendation: Recommendation | None) -> Iterator[str]:
+def answer_section(
+    config: StudyConfig, study: Study, recommendation: Recommendation | None, charts: Sequence[Element] = ()
+) -> Iterator[str]:
+    """Yield the answer with what it rests on. charts: what stands beside it."""
     section = element("section", id="recommendation")
     if recommendation is None:
         return within(section, *_known_so_far(config, study))
@@ -41,7 +44,7 @@ def answer_section(config: StudyConfig, study: Study, recommendation: Recommenda
     facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy", "memory_knobs", "ramp") if key in values}
     return within(
         section,
-        _five_lines(recommendation),
+        element("div", _five_lines(recommendation, "below"), *charts, class_="top"),
         element("p", f"Provisional, as far as the study has come: {unfinished} still open.") if unfinished else None,
         _other_caveats(recommendation),
         element(
@@ -53,14 +56,15 @@ def answer_section(config: StudyConfig, study: Study, recommendation: Recommenda
     )
 
 
-def _five_lines(r: Recommendation) -> Element:
-    """Return the answer, green where it is decided; of a file of an earlier version its sentence."""
+def _five_lines(r: Recommendation, others_are: str) -> Element:
+    """Return the answer, green where it is decided; of a file of an earlier version its sentence. others_are: where the other caveats
+    stand."""
     if r.answer is None:
         return element("p", r.verdict, class_="verdict")
     sure = "decided" if r.answer.is_decided else "open"
     rows = [
         element("div", element("dt", label), element("dd", text), class_=sure if label == "Verdict" else None)
-        for label, text in r.answer.lines().items()
+        for label, text in r.answer.lines(others_are=others_are).items()
     ]
     return element("dl", *rows, class_="answer")
 
@@ -97,7 +101,7 @@ def _to_type_in(config: StudyConfig, recommendation: Recommendation) -> list[Ele
     ]
     said = element("span", role="status", class_="copied muted")
     return [
-        element("h3", "To type in"),
+        element("h3", "Use these settings"),
         element("p", "Copy for ", *buttons, said, class_="copy scripted"),
         *lines,
     ]
@@ -107,7 +111,7 @@ def short_answer(name: str, verdict: str, recommendation: Recommendation | None)
     """Return the answer as HTML that a notebook shows among its own."""
     values = recommendation.to_json() if recommendation else {}
     facts = {key: values[key] for key in (*_RECOMMENDED, "p_best") if key in values}
-    said = _five_lines(recommendation) if recommendation else element("p", verdict)
+    said = _five_lines(recommendation, "in the report") if recommendation else element("p", verdict)
     parts = [
         element("p", element("b", name)),
         said,

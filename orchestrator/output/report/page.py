@@ -86,11 +86,7 @@ def _pieces(
             "nav", *[element("a", name.replace("_", " "), href=f"#{name}") for name in names], aria_label="Sections"
         ),
         _is_live() if every else None,
-        within(
-            element("div", class_="top"),
-            answer_section(config, study, recommendation),
-            each(figure_element(figure, name) for name, figure in answers),
-        ),
+        answer_section(config, study, recommendation, [figure_element(figure, name) for name, figure in answers]),
         element("section", setting_list(config, study), id="setting"),
         *[
             _stage_section(context, [one for one in figures[name] if (name, one) not in answers])
