@@ -389,7 +389,7 @@ def test_with_a_noise_scale_goodput_is_ranked_and_a_single_micro_batch_tells_non
     assert max(found.goodput.values()) == 1
     assert max(found.goodput, key=lambda batch: found.goodput[batch]) == 8
     assert (
-        "at effective batch 4, 8 a step is one micro-batch, so it tells no noise scale: that takes two"
+        "at effective batches 4, 8 a step is one micro-batch, so it tells no noise scale: that takes two"
         in known.conclude().notes
     )
 

@@ -146,14 +146,15 @@ def _notes(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, For
     notes += [*known.batches.left_out, *_on_the_forms(known, timed, forms), *_on_the_machine(known, timed)]
     single = [batch for batch, form in forms.items() if form.split.num_micro_batches == 1]
     if single and not by_tokens:
-        listed = ", ".join(map(str, single))
-        notes.append(
-            f"at effective batch {listed} a step is one micro-batch, so it tells no noise scale: that takes two"
-        )
+        notes.append(f"at {_listed(single)} a step is one micro-batch, so it tells no noise scale: that takes two")
     below = sorted({trial.config.effective_batch_size for trial in known.first_round() if _in_the_noise(trial)})
     if below:
-        notes.append(f"at effective batch {', '.join(map(str, below))} the coherence is not above its noise floor")
+        notes.append(f"at {_listed(below)} the coherence is not above its noise floor")
     return notes
+
+
+def _listed(batches: list[int]) -> str:
+    return f"effective batch{'es' * (len(batches) > 1)} {', '.join(map(str, batches))}"
 
 
 def _on_the_forms(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, Form]) -> list[str]:
