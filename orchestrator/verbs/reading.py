@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchscout.orchestrator.study.storage.place import RunPlace, beside
+from batchscout.orchestrator.study.storage.place import RunPlace, beside, refuse_file
 from batchscout.orchestrator.terminal import printable
 from batchscout.orchestrator.verbs.study_file import copy_to_read
 from batchscout.trainers.files import exists, own_file, quoted
@@ -136,6 +136,7 @@ def export(arguments: argparse.Namespace) -> int:
     from batchscout.orchestrator.output.recommendation import Recommendation
 
     with copy_to_read(arguments.run_dir) as run_dir:
+        refuse_file(run_dir)
         path = run_dir / "recommendation.json"
         with own_file(path, "read"):
             text = path.read_text() if exists(path) else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from batchscout.orchestrator.study.storage.place import RunPlace, on_this_machine, refuse_file
+from batchscout.orchestrator.study.storage.place import RunPlace, on_this_machine
 from batchscout.orchestrator.terminal import printable
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ def run_dir_of(arguments: argparse.Namespace, config: StudyConfig, what: str) ->
 def copy_to_read(place: RunPlace) -> Iterator[Path]:
     """Yield the run directory, or a copy of what an object store has of it, without checkpoints, which is gone afterwards."""
     if isinstance(place, Path):
-        refuse_file(place)
         yield place
         return
     from batchscout.orchestrator.study.storage.stored_study import read_copy

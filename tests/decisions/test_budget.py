@@ -109,9 +109,9 @@ def test_without_known_rates_the_running_ones_are_stopped_and_the_waiting_ones_n
     cut = [trial for trial in known.trials.values() if trial.cause is Cause.BUDGET]
     assert cut
     assert all(trial.state.ended for trial in known.trials.values())
-    assert {trial.explanation for trial in cut} == {"budget: budget.device_hours (1.7e-3) is spent"}
+    assert {trial.explanation for trial in cut} == {"budget: budget.device_hours (0.00167) is spent"}
     assert known.lane_seconds <= 6 + SECONDS_PER_MESSAGE
-    assert f"{len(cut)} trials were stopped: budget.device_hours (1.7e-3) is spent" in known.conclusions["grid"].reason
+    assert f"{len(cut)} trials were stopped: budget.device_hours (0.00167) is spent" in known.conclusions["grid"].reason
 
 
 def test_a_study_that_goes_on_counts_what_was_spent_before(tmp_path: Path) -> None:

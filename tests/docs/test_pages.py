@@ -150,7 +150,7 @@ def is_ours(words: list[str]) -> bool:
     verbs = verbs_of_the_program()
     found = next((verb for verb in verbs if words[: len(verb.split())] == verb.split()), None)
     if found is None:
-        return words[0] in {"--version", "VERB", "launch"}
+        return words[0] in {"--version", "--help", "VERB", "launch"}
     return all(word.partition("=")[0] in verbs[found] for word in words if word.startswith("--"))
 
 

@@ -191,7 +191,7 @@ def test_a_process_whose_device_no_longer_answers_says_its_last_word_and_takes_n
     assert freed == ("freed", ("lane",))
 
 
-@pytest.mark.parametrize(("kept_bytes", "calls"), [(0, []), (None, ["outlook", "until_freed"])])
+@pytest.mark.parametrize(("kept_bytes", "calls"), [(0, []), (None, ["heartbeat", "until_freed"])])
 def test_a_rank_that_is_not_fit_for_another_trial_lets_rank_0_say_what_came_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int | None, calls: list[str]
 ) -> None:
