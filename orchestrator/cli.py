@@ -268,7 +268,7 @@ def _add_verbs_of_a_run_directory(verbs: Any) -> None:
     command.add_argument("other", type=_place, metavar="RUN_B", help="another study's")
     command.add_argument("--json", action="store_true", help="for programs")
     command = _verb(verbs, export, "run_dir", "RUN_DIR", RUN_DIR, _place)
-    command.add_argument("--to", required=True, choices=EXPORTS)
+    command.add_argument("--to", choices=EXPORTS, help="default: as the study's source writes it")
 
 
 def _add_helpers(verbs: Any) -> None:

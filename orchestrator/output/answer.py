@@ -8,19 +8,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.caveats import caveats_of, worth_a_longer_run
-from batchscout.orchestrator.output.deciding import ToDecide, to_decide
-from batchscout.orchestrator.output.known import Known, known_of
+from batchscout.orchestrator.output.caveats import caveats_of, not_carried, worth_a_longer_run
+from batchscout.orchestrator.output.deciding import ToDecide, longer_runs, to_decide
+from batchscout.orchestrator.output.known import Known, kept_setting, known_of
 from batchscout.orchestrator.output.verdict import open_text, saved_text, settings_text, wasted_text
+from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.horizons import nearest_run
 from batchscout.orchestrator.stages.too_short import in_words
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.notices import NoticeKind
 from batchscout.trainers.user_code import OBJECTS
 
 RUN_DIR = "RUN_DIR"
 """Stands for the run directory in a command: its study does not know where it lies."""
+STUDY_FILE = f"{RUN_DIR}/study.yaml"
 
 
 class Badge(StrEnum):
@@ -66,8 +69,14 @@ class Answer:
             "Verdict": f"{self.badge}: {self.because}",
             "Gain": self.gain,
             "Caveat": first + more,
-            "Next": self.next.replace(RUN_DIR, run_dir),
+            "Next": self._next(run_dir),
         }
+
+    def _next(self, run_dir: str) -> str:
+        """Return what comes next. A study file is read from a folder alone, so that of a study in an object store is the user's own."""
+        if "://" not in run_dir:
+            return self.next.replace(RUN_DIR, run_dir)
+        return self.next.replace(STUDY_FILE, "STUDY.yaml").replace(RUN_DIR, run_dir)
 
     def text(self, run_dir: str = RUN_DIR) -> str:
         """Return the five lines one under the other."""
@@ -79,45 +88,93 @@ _LABEL = len("Train with") + 2
 
 def answer_of(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig) -> Answer:
     """trial: the run that is recommended, which is the winner's or, carried to its length, the real run's."""
-    known = known_of(config, study, winner)
-    badge, because = _how_sure(config, study, known)
+    deciding = to_decide(config, study, winner)
+    badge, because = _how_sure(config, study, winner)
+    if deciding and not deciding.keys and badge is Badge.UNDETERMINED:
+        because += f"; to decide it: {deciding.words}"
+    gain, is_own_form = saved_text(config, study, winner), _is_own_form(config, trial)
+    if badge is Badge.KEEP_YOURS and not is_own_form:
+        gain = "nothing by batch and learning rate: they are your own, in the fastest form that was measured"
     return Answer(
         settings_text(study, winner, trial),
         badge,
         because,
-        saved_text(config, study, winner),
+        gain,
         caveats_of(config, study, winner, nearest_run(study, winner, trial), trial),
-        _next(config, study, badge, to_decide(config, study, winner)),
+        "nothing to change" if badge is Badge.KEEP_YOURS and is_own_form else _next(config, study, badge, deciding),
     )
 
 
-def _how_sure(config: StudyConfig, study: Study, known: Known | None) -> tuple[Badge, str]:
+def _is_own_form(config: StudyConfig, trial: TrialConfig) -> bool:
+    """True if the batch is split as the user's own is, with the same activation checkpointing, as far as the study file says so."""
+    own = config.batch
+    return (
+        own.micro_batch_size in (None, trial.micro_batch_size)
+        and own.gradient_accumulation_steps in (None, trial.gradient_accumulation_steps)
+        and config.activation_checkpointing == trial.activation_checkpointing
+    )
+
+
+def _how_sure(config: StudyConfig, study: Study, winner: Trial) -> tuple[Badge, str]:
+    known = known_of(config, study, winner)
+    badge, because = _how_well_compared(config, study, known)
+    if badge not in (Badge.DECIDED, Badge.KEEP_YOURS):
+        return badge, because
+    if open_still := _what_is_open(config, study, winner):
+        return Badge.UNDETERMINED, open_still
+    setting = kept_setting(study, winner)
+    if not winner.config.ramp and not setting:
+        return badge, because
+    more = f"{setting or 'the growing batch'} lowers the loss by more than seeds make"
+    stays = "batch and learning rate are your own" if badge is Badge.KEEP_YOURS else because
+    return Badge.DECIDED, f"{stays}; {more}"
+
+
+def _how_well_compared(config: StudyConfig, study: Study, known: Known | None) -> tuple[Badge, str]:
+    is_open = known is None or known.is_open(config.useful_gain)
+    if is_open and (short := worth_a_longer_run(config, study)):
+        return Badge.TOO_SHORT, in_words(short)
     if known is None:
-        return Badge.UNDETERMINED, "how sure that is was not estimated"
+        num_runs = len([one for one in study.trials.values() if one.is_full_run and one.state is TrialState.COMPLETE])
+        if num_runs == 1:
+            return Badge.UNDETERMINED, "only one run ended, so nothing was compared"
+        return Badge.UNDETERMINED, f"the lowest loss of {num_runs} runs, and how far chance decided that is not known"
     wasted = wasted_text(config, known)
     if known.is_decided and known.regret_time is None:  # a study of an earlier version
         return Badge.DECIDED, f"this batch is the best with probability {next(iter(known.p_best.values())):.2f}"
     if known.is_decided:
         return Badge.DECIDED, f"nothing else that was compared is likely to save {config.useful_gain:.0%}; {wasted}"
-    if known.is_open(config.useful_gain) and (short := worth_a_longer_run(config, study)):
-        return Badge.TOO_SHORT, in_words(short)
-    if known.keeps_own and not known.is_open(config.useful_gain):
+    if known.keeps_own and not is_open:
         return Badge.KEEP_YOURS, f"nothing else is shown to save {config.useful_gain:.0%}; {wasted}"
     return Badge.UNDETERMINED, "; ".join(filter(None, [open_text(config, known), wasted]))
 
 
+def _what_is_open(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return why what was compared well does not decide; empty where it does."""
+    to_come = [
+        keys.type for keys in config.stages if stage_of(keys).trains_candidates and keys.type not in study.conclusions
+    ]
+    if to_come:
+        return f"the study has not ended: {' and '.join(to_come)} {'is' if len(to_come) == 1 else 'are'} still to come"
+    if not_carried(config, study, winner):
+        return "batches were compared for runs of the study's length, and not of the real run's"
+    if any(notice.kind is NoticeKind.VALIDATES_ON_TRAINING for notice in study.notices.get(None, [])):
+        return "its validation samples are training samples"
+    return ""
+
+
 def _next(config: StudyConfig, study: Study, badge: Badge, deciding: ToDecide | None) -> str:
-    if badge is Badge.KEEP_YOURS:
-        return "nothing to change"
     if badge is Badge.TOO_SHORT:
         budget = max(one.sample_budget for one in worth_a_longer_run(config, study))
-        deciding = ToDecide("", {"sample_budget": budget}, goes_on=False)
-    if deciding is None or not deciding.keys:
+        deciding = ToDecide("full runs that are long enough", longer_runs(config, budget), goes_on=False)
+    if deciding is None or not deciding.keys or badge is Badge.DECIDED:
         return f"batchscout export {RUN_DIR}"
     changes = [
         f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in deciding.keys.items()
     ]
+    costs = deciding.words.partition(":")[0]
     if config.model.target.startswith(OBJECTS):  # no command has the objects
-        return f"decide it: {', '.join(changes)}{'' if deciding.goes_on else ', in another run_dir'}"
+        return f"decide it by {', '.join(changes)}{'' if deciding.goes_on else ', in another run_dir'}: {costs}"
     flags = " ".join(f"--set {shlex.quote(change)}" for change in changes)
-    return f"batchscout run {RUN_DIR}/study.yaml --dir {RUN_DIR}{'' if deciding.goes_on else '-longer'} {flags}"
+    where = RUN_DIR if deciding.goes_on else f"{RUN_DIR}-longer"
+    return f"batchscout run {STUDY_FILE} --dir {where} {flags}    # {costs}"

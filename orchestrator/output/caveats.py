@@ -63,7 +63,7 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
     warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
     if died := lane_deaths_text(study):
         warnings.append(died)
-    if carried := _not_carried(config, study, nearest):
+    if carried := not_carried(config, study, nearest):
         warnings.append(carried)
     if busy := _busy_stages(study):
         warnings.append(
@@ -115,7 +115,7 @@ def lane_deaths_text(study: Study) -> str:
     )
 
 
-def _not_carried(config: StudyConfig, study: Study, winner: Trial) -> str:
+def not_carried(config: StudyConfig, study: Study, winner: Trial) -> str:
     """Return why the answer is that of the study's own length where a real run was asked for; empty where it is the real run's."""
     if config.real_run is None or carried_to(study, winner):
         return ""
@@ -181,7 +181,7 @@ MUCH_FASTER = 1.1
 
 def worth_a_longer_run(config: StudyConfig, study: Study) -> list[TooShort]:
     """Return the batches that would train much faster than all that were compared, but are too large for so short a run; none
-    where speed does not count."""
+    where speed does not count, and none for which the real run is too short, too."""
     frontier = found(study, FrontierFindings)
     if frontier is None or config.objective == "samples":
         return []
@@ -191,7 +191,9 @@ def worth_a_longer_run(config: StudyConfig, study: Study) -> list[TooShort]:
     return [
         short[size * config.world_size]
         for size, rate in frontier.rates.items()
-        if size * config.world_size in short and rate > fastest
+        if size * config.world_size in short
+        and rate > fastest
+        and (config.real_run is None or short[size * config.world_size].sample_budget < config.real_run.samples)
     ]
 
 

@@ -31,6 +31,20 @@ class ToDecide:
     """True if the same study goes on with these keys, False if they make another one."""
 
 
+def longer_runs(config: StudyConfig, sample_budget: int) -> dict[str, float]:
+    """Return the keys of a study whose full runs have so many samples; its budget grows with them."""
+    hours = (
+        {}
+        if config.budget is None
+        else {"budget.device_hours": _hours(config.budget.device_hours * sample_budget / config.sample_budget)}
+    )
+    return {"sample_budget": sample_budget, **hours}
+
+
+def _hours(hours: float) -> float:
+    return math.ceil(100 * hours) / 100
+
+
 def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | None:
     """Return what would decide a study that could not; None where it did, and where nothing is known of it."""
     known, compared = known_of(config, study, winner), compared_of(study, winner)
@@ -39,11 +53,15 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     if real := carried_to(study, winner):
         longer = "a study of longer runs (sample_budget), of which the real run is no more than a few times as long"
         budget = max(math.ceil(real.samples / A_FEW_TIMES), A_FEW_TIMES * config.sample_budget)
-        return ToDecide(longer, {"sample_budget": min(budget, real.samples)}, goes_on=False)
+        return ToDecide(longer, longer_runs(config, budget) if budget < real.samples else {}, goes_on=False)
     assert compared, "it is known of those"
     findings = compared.findings
     num_runs = sum(one.num_runs for one in findings.batches)
     train = config.keys_of(Train)
+    seconds = findings.seconds or winner.metric("train_seconds") or 0.0
+    if config.budget and 3600 * config.budget.device_hours / config.world_size - study.lane_seconds < seconds:
+        more = {"budget.device_hours": _hours(2 * config.budget.device_hours)}
+        return ToDecide("further runs, for which budget.device_hours left no time: raise it", more)
     if train and len({trial.candidate for trial in study.of_stage("train")}) < train.max_runs:
         return ToDecide(
             "no further run of this length is worth its time: more seeds, or a longer run (sample_budget), would tell more"
@@ -52,12 +70,11 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
     if runs is None:
         return ToDecide(f"more than {MOST_RUNS_FORETOLD} further runs (raise {keys}), or more seeds")
-    seconds = findings.seconds or winner.metric("train_seconds") or 0.0
     changes: dict[str, float] = {"stages.train.max_runs": train.max_runs + runs} if train else {}
     runs *= len(config.seeds)
     hours = runs * seconds * config.world_size / 3600
     if train and config.budget:
-        changes["budget.device_hours"] = math.ceil(100 * (config.budget.device_hours + hours)) / 100
+        changes["budget.device_hours"] = _hours(config.budget.device_hours + hours)
     each = f"of {training_time_text(seconds)}" if runs == 1 else f"of {training_time_text(seconds)} each"
     words = f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours: raise {keys}"
     return ToDecide(words, changes)

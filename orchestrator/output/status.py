@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -156,16 +157,17 @@ def status_in_a_window(config: StudyConfig, study: Study, run_dir: str = RUN_DIR
     above = head.get().splitlines()
     if len(above) > (most := max(2, room - LEAST_ROWS_OF_TRIALS)):
         above = [*above[: most - 1], "..."]
-    stages[place:place] = _fitting(trials, room - len(above))
+    stages[place:place] = _fitting(trials, room - len(above), console.width)
     return "\n".join([*above, *stages, *time.get().splitlines()])
 
 
-def _fitting(trials: Sequence[tuple[Trial, str]], room: int) -> list[str]:
-    """Return the trials' lines in their order, as many trials as there is room for: first what runs, then what ended last."""
+def _fitting(trials: Sequence[tuple[Trial, str]], room: int, width: int) -> list[str]:
+    """Return the trials' lines in their order, as many trials as there is room for: first what runs, then what ended last. A line that is
+    wider than the window takes several rows of it."""
     runs = [i for i, (trial, _) in enumerate(trials) if trial.state is TrialState.RUNNING]
     waits = [i for i, (trial, _) in enumerate(trials) if trial.state is TrialState.WAITING]
     order = [*runs, *(i for i in reversed(range(len(trials))) if i not in {*runs, *waits}), *waits]
-    heights = [text.count("\n") + 1 for _, text in trials]
+    heights = [sum(max(1, math.ceil(len(line) / width)) for line in text.splitlines()) for _, text in trials]
     num_kept = len(trials)
     while num_kept and sum(heights[i] for i in order[:num_kept]) + (num_kept < len(trials)) > room:
         num_kept -= 1

@@ -226,16 +226,22 @@ def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known)
 def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
     """Return what the recommended setting saves, in a line."""
     known, baseline, real = known_of(config, study, winner), baseline_run(study), carried_to(study, winner)
-    if known and known.keeps_own:
+    if winner.config.ramp:
+        return _against_constant(config, study, winner)
+    plain = without_setting(study, winner)
+    if plain is not winner:
+        return f"{_against_plain(study, winner, plain)}; of that one: {saved_text(config, study, plain)}"
+    if (known and known.keeps_own) or (baseline and baseline.candidate == winner.candidate):
         return "nothing: it is your own setting"
     if known and known.time and baseline:
         batch = real.effective_batch_size if real else winner.config.effective_batch_size
         length = f" of a run of {number_text(real.samples)} samples" if real else ""
         return f"{_share_text(config, known.time)}{length}{_parts_text(known.time, batch, baseline)}"
-    if baseline is None and known:
-        ended = _how_the_baseline_ended(study)
-        return f"not known: it {_ending(_standing(study, winner, config.target_loss), config.target_loss)}{ended}"
-    return _why(config, study, winner)
+    ours = _standing(study, winner, config.target_loss)
+    if baseline is None:
+        return f"not known: it {_ending(ours, config.target_loss)}{_how_the_baseline_ended(study)}"
+    theirs = _standing(study, baseline, config.target_loss)
+    return f"not known in training time: {_against(ours, theirs, config.target_loss)}{_cost(config, ours, theirs)}"
 
 
 def _share_text(config: StudyConfig, time: TimeGain) -> str:

@@ -133,6 +133,7 @@ def explain(arguments: argparse.Namespace) -> int:
 def export(arguments: argparse.Namespace) -> int:
     """Print the recommendation as another trainer's configuration."""
     from batchscout.orchestrator.output.exports import export as export_text
+    from batchscout.orchestrator.output.exports import first_trainer
     from batchscout.orchestrator.output.recommendation import Recommendation
 
     with copy_to_read(arguments.run_dir) as run_dir:
@@ -142,7 +143,11 @@ def export(arguments: argparse.Namespace) -> int:
             text = path.read_text() if exists(path) else None
         if text is None:
             raise ValueError(f"there is no {quoted(path)}; finish the study first: batchscout run")
-    print(printable(export_text(Recommendation.from_json(text), arguments.to)))
+        recommendation, to = Recommendation.from_json(text), arguments.to
+        if to is None:
+            config, study = _open(run_dir)
+            to = first_trainer(config, study.facts.own_run)
+    print(printable(export_text(recommendation, to)))
     return 0
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from batchscout.orchestrator.config.load import apply_override, parse_study
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
 from batchscout.orchestrator.output.scope import Scope
 from batchscout.orchestrator.stages.chosen import RankBatch
@@ -20,6 +22,7 @@ from batchscout.orchestrator.study.events import Evaluated, FactsRead, Noticed
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.notices import NoticeKind
+from tests.support.every import for_every
 from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
 from tests.support.worlds import FRONTIER, NONE
 
@@ -58,7 +61,7 @@ def recommended(
 
     found: what else it found; by default that the choice wastes 1.2 % and the winner saves time, or is the user's own. tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found.
     """
-    stages = [{"type": "train", "max_runs": len(runs)}, {"type": "learning_rate"}]
+    stages = [{"type": "train", "max_runs": len(runs)}, *([{"type": "learning_rate"}] if tuned else [])]
     config = example_config(**({"stages": stages} | changes))
     study = Study(config.name, facts=facts or Facts())
     for findings in earlier:
@@ -484,7 +487,10 @@ def test_an_open_answer_says_between_what_and_which_command_goes_on() -> None:
     )
     assert "it wastes 8.0%" in lines["Verdict"]
     where = "'my runs/a'/study.yaml --dir 'my runs/a'"
-    assert lines["Next"] == f"batchscout run {where} --set stages.train.max_runs=9 --set budget.device_hours=1.12"
+    assert (
+        lines["Next"]
+        == f"batchscout run {where} --set stages.train.max_runs=9 --set budget.device_hours=1.12    # about 7 more runs of 1 min 0 s each, 0.12 device-hours"
+    )
     assert open_.answer is not None
     assert open_.answer.next.count("RUN_DIR") == 2, "a recommendation does not know where its study lies"
 
@@ -494,16 +500,51 @@ def test_an_open_answer_of_runs_that_are_too_short_for_a_faster_batch_says_the_l
     lines = five_lines(recommended(*CLOSE, winner=8, found={"regret_time": 0.08}, **keys))
     assert lines["Verdict"].startswith("too short to tell: effective batch 4096: a full run has 18 optimizer steps")
     budget = lines["Verdict"].split("sample_budget: ")[1].split()[0]
-    assert lines["Next"] == f"batchscout run runs/mine/study.yaml --dir runs/mine-longer --set sample_budget={budget}"
+    assert (
+        lines["Next"]
+        == f"batchscout run runs/mine/study.yaml --dir runs/mine-longer --set sample_budget={budget}    # full runs that are long enough"
+    )
     decided = five_lines(recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98), **keys))
     assert decided["Verdict"].startswith("decided: ")
     assert decided["Caveat"].startswith("the study's runs are too short for effective batch 4096: ")
 
 
+def test_batch_and_rate_that_stay_in_a_faster_form_are_something_to_change() -> None:
+    own = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
+    lines = five_lines(recommended(*CLOSE, winner=8, batch=own))
+    assert lines["Verdict"].startswith("keep yours: ")
+    assert "fastest form" in lines["Gain"]
+    assert lines["Next"] == "batchscout export runs/mine"
+
+
+def test_nothing_is_decided_while_a_stage_that_chooses_is_to_come_or_for_another_length_than_was_asked_for() -> None:
+    good = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
+    unfinished = recommended(*good, stages=[{"type": "train", "max_runs": 2}, {"type": "learning_rate"}])
+    assert "learning_rate is still to come" in five_lines(unfinished)["Verdict"]
+    elsewhere = recommended(*good, real_run={"samples": 1_000_000})
+    assert (unfinished.decided, elsewhere.decided) == (False, False)
+
+
+@for_every(real_run=[None, 40_000, 100_000, 1_000_000], regret=[0.04, 0.3])
+def test_the_keys_that_would_decide_make_a_study(real_run: int | None, regret: float) -> None:
+    keys: dict[str, Any] = {"earlier": (FASTER,), "batch": {"micro_batch_size": 8}, "budget": {"device_hours": 1}}
+    asked = {"real_run": {"samples": real_run}} if real_run else {}
+    lines = five_lines(recommended(*CLOSE, winner=8, found={"regret_time": regret}, **keys, **asked))
+    words = shlex.split(lines["Next"], comments=True)
+    tree = json.loads(
+        example_config(**asked, budget={"device_hours": 1}, stages=[{"type": "train"}]).model_dump_json(
+            exclude_unset=True
+        )
+    )
+    for change in [words[i + 1] for i, word in enumerate(words) if word == "--set"]:
+        apply_override(tree, change)
+    parse_study(tree, "the study that follows")
+
+
 def test_what_was_compared_with_nothing_is_not_called_decided() -> None:
     alone = recommended(winner=8, runs=(SMALL,), found=EARLIER)
     assert alone.decided is False
-    assert five_lines(alone)["Verdict"] == "undetermined: how sure that is was not estimated"
+    assert five_lines(alone)["Verdict"] == "undetermined: only one run ended, so nothing was compared"
 
 
 def test_all_that_limits_an_answer_is_told_what_matters_most_first_and_what_was_measured_last() -> None:

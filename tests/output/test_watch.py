@@ -1,5 +1,6 @@
 """A status that is watched is shown again when something has changed, and not otherwise; in a terminal as much of it as fits."""
 
+import math
 import os
 import pty
 import subprocess
@@ -51,10 +52,23 @@ def test_whatever_a_study_has_come_to_its_status_fits_the_window_and_names_what_
     for number in range(2, num_lines, 7):
         config, study = part_of_the_recorded_study(number)
         lines = status_in_a_window(config, study, is_driven=True, rows=rows).splitlines()
-        assert len(lines) < rows, f"after {number} lines of the journal"
+        assert sum(max(1, math.ceil(len(line) / columns)) for line in lines) < rows, (
+            f"after {number} lines of the journal"
+        )
         running = [trial.id for trial in study.trials.values() if trial.state == "running"]
         assert all(any(name in line for line in lines) for name in running)
         assert all(any(line.startswith(f"{stage.type}: ") for line in lines) for stage in config.stages)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_trial_whose_figures_are_wider_than_the_window_takes_several_rows_of_it(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stopped = load(Path(__file__).parents[1] / "golden" / "every_state")
+    lines = status_in_a_window(stopped.config, stopped.replayed, is_driven=False, rows=24).splitlines()
+    assert max(map(len, lines)) > columns
+    assert sum(max(1, math.ceil(len(line) / columns)) for line in lines) < 24
 
 
 def test_of_trials_that_do_not_fit_the_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

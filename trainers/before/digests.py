@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, Samples, SampleSet, first_of, num_samples
-from batchscout.trainers.sources.contents import digest_of, items
+from batchscout.trainers.sources.contents import digest_of, item, items
 
 DATA = ("training data", "validation data")
 
@@ -30,7 +30,7 @@ def num_validated_on_training(train_set: Samples, val_set: Samples) -> int:
 
 
 def _each_of(samples: SampleSet) -> list[str]:
-    return [digest_of(items([samples[i]])) for i in range(min(SAMPLES_LOOKED_AT, len(samples)))]
+    return [digest_of(item(samples, i)) for i in range(min(SAMPLES_LOOKED_AT, len(samples)))]
 
 
 def steady(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from batchscout.trainers.data.padding import Padded
 from batchscout.trainers.data.streams import Stream, is_stream
 from batchscout.trainers.data.text import hf, python_stdlib, text
 from batchscout.trainers.sources.adapted import loaders_of
+from batchscout.trainers.sources.held_out import held_out
 
 
 class SampleSet(Protocol):
@@ -84,6 +85,9 @@ def loaded(found: Any, target: str) -> tuple[Samples, Samples]:
     found = loaders_of(found) or found
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise ValueError(f"data.target '{target}' returned a {type(found).__name__}; return a pair (train, val)")
+    if found[1] is None and isinstance(found[0], DataLoader):
+        _set_in(found[0], "train", target)  # which refuses what a study cannot batch
+        found = held_out(found[0])
     train, val = (_set_in(one, name, target) for name, one in zip(("train", "val"), found, strict=True))
     sizes = [len(first_of(samples, 1)) for samples in (train, val)]
     if not all(sizes):

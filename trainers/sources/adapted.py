@@ -28,7 +28,7 @@ def module_of(found: Any) -> nn.Module | None:
 
 
 def loaders_of(found: Any) -> tuple[Any, Any] | None:
-    """Return the DataLoaders (train, val) of the object; None of anything else."""
+    """Return the DataLoaders (train, val) of the object, whose val may be None; None of anything else."""
     if (fit := fit_of(found)) is not None:
         return fit.loaders()
     if isinstance(found, Loop):

@@ -43,6 +43,16 @@ def items(samples: Any) -> Iterator[Part]:
     yield from _Contents().of_items(samples)
 
 
+def item(samples: Any, index: int) -> Iterator[Part]:
+    """Yield what tells an item of a data set from others, and leave the generators as they were. Raises what reading it does."""
+    try:
+        read = _read_with_the_same_random_numbers(samples, index)
+    except Exception as error:
+        error.add_note(f"at sample {index}")
+        raise
+    yield from _Contents().of(read)
+
+
 def weights(module: nn.Module) -> Iterator[Part]:
     """Yield the weights and buffers of a module."""
     for name, tensor in module.state_dict().items():

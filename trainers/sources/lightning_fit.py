@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.having import having
-from batchscout.trainers.sources.held_out import held_out
 from batchscout.trainers.sources.kinds import (
     LIGHTNING,
     is_lightning_data,
@@ -58,16 +57,21 @@ class Fit:
         if is_overridden(self.module, "configure_model", LIGHTNING):
             self.called(self.module, "configure_model")
 
-    def loaders(self) -> tuple[DataLoader[Any], DataLoader[Any]]:
-        """Return the loaders (train, val); where there is nothing to validate on, the training data in two. Raises ValueError where either is
+    def loaders(self) -> tuple[DataLoader[Any], DataLoader[Any] | None]:
+        """Return the loaders (train, val); None in the place of val where there is nothing to validate on. Raises ValueError where either is
         not one DataLoader."""
-        train = self.loader("train")
-        return (train, self.loader("val")) if self.validates else held_out(train)
+        return self.loader("train"), self.loader("val") if self.validates else None
 
     @property
     def validates(self) -> bool:
         """True if it has data to validate on."""
-        return self.data[1] is not None if isinstance(self.data, tuple) else self._has_loader("val")
+        if isinstance(self.data, tuple):
+            return not _is_nothing(self.data[1])
+        return self._has_loader("val") and not _is_nothing(self._asked_for("val"))
+
+    def _asked_for(self, kind: Literal["train", "val"]) -> Any:
+        self._set_up_once(self.data)
+        return self.called(self.data, f"{kind}_dataloader")
 
     def _has_loader(self, kind: Literal["train", "val"]) -> bool:
         # A LightningDataModule.from_datasets has functions of Lightning's in the place of its class's.
@@ -104,8 +108,7 @@ class Fit:
         name, method = type(self.data).__name__, f"{kind}_dataloader"
         if not self._has_loader(kind):
             raise ValueError(f"{name} has no {method}; write it, or return (model, train_loader, val_loader)")
-        self._set_up_once(self.data)
-        return _one_loader(self.called(self.data, method), f"{name}.{method} returned")
+        return _one_loader(self._asked_for(kind), f"{name}.{method} returned")
 
     @contextlib.contextmanager
     def _trainer_attached(self) -> Iterator[None]:
@@ -228,6 +231,11 @@ def _refuse_if_it_reads_a_trainer(owner: Any, method: str, call: Callable[[], An
             raise
         except Exception:
             return
+
+
+def _is_nothing(loader: Any) -> bool:
+    """True of what Lightning takes for no validation."""
+    return loader is None or (isinstance(loader, list | tuple | dict) and not loader)
 
 
 def _one_loader(loader: Any, what: str) -> DataLoader[Any]:

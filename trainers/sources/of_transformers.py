@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from batchscout.trainers.sources.having import having
-from batchscout.trainers.sources.held_out import EVERY_TENTH, held_out
+from batchscout.trainers.sources.held_out import EVERY_TENTH
 from batchscout.trainers.sources.kinds import is_overridden, library_of
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_schedule, told_of_momentum
@@ -93,9 +93,9 @@ def _refuse_if_it_changes_training(callback: Any) -> None:
 
 
 def loaders_of(trainer: Any) -> tuple[Any, Any]:
-    """Return the DataLoaders (train, val) of a Trainer; of one that has nothing to validate on, its training data in two."""
+    """Return the DataLoaders (train, val) of a Trainer; None in the place of val where it has nothing to validate on."""
     if trainer.eval_dataset is None:
-        return held_out(trainer.get_train_dataloader())
+        return trainer.get_train_dataloader(), None
     if isinstance(trainer.eval_dataset, dict):
         raise ValueError(
             f"the {type(trainer).__name__}'s eval_dataset are {len(trainer.eval_dataset)} sets, and a study compares one validation loss; "

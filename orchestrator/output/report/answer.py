@@ -10,6 +10,7 @@ import yaml
 from pydantic import JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.answer import RUN_DIR
 from batchscout.orchestrator.output.exports import export, trainers_of
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.recommendation import Recommendation
@@ -76,6 +77,7 @@ def _other_caveats(r: Recommendation) -> Element | None:
     others = [element("li", caveat) for caveat in r.answer.caveats[1:]]
     return element(
         "div",
+        element("p", f"{RUN_DIR} is the folder of this report.", class_="muted") if RUN_DIR in r.answer.next else None,
         element("h3", "What else limits it") if others else None,
         element("ul", *others, class_="notes") if others else None,
         element("details", element("summary", "The verdict with all its figures"), element("p", r.verdict)),

@@ -22,6 +22,7 @@ from batchscout.trainers.before.prediction import predict
 from batchscout.trainers.before.read_source import read
 from batchscout.trainers.before.source import Source
 from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.samples import loaded
 from batchscout.trainers.sources import objects
 from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups
 from batchscout.trainers.sources.lightning_fit import Fit, fit_of
@@ -194,14 +195,30 @@ def test_what_no_fit_is_called_with_is_refused_with_what_is(make: Callable[[], A
         said_of(make)
 
 
-@pytest.mark.parametrize("make", [without_validation, with_none, with_training_data_alone])
+class Unvalidated(Data):
+    def val_dataloader(self) -> Any:
+        return []
+
+
+def with_an_empty_list() -> Any:
+    return Module(), Unvalidated()
+
+
+@pytest.mark.parametrize("make", [without_validation, with_none, with_training_data_alone, with_an_empty_list])
 def test_without_data_to_validate_on_every_tenth_sample_is_held_out(make: Callable[[], Any]) -> None:
-    fit = fit_of(make())
-    assert fit is not None
-    train, val = ({tuple(x.tolist()) for batch, _ in one for x in batch} for one in fit.loaders())
+    train, val = ({tuple(one[i][0].tolist()) for i in range(len(one))} for one in loaded(make(), "a test's"))
     assert (len(train), len(val)) == (30, 3)
     assert not train & val
     assert any("every tenth sample is held out" in told for told in said_of(make).told)
+
+
+def with_batches_of_its_own() -> Any:
+    return Module(), DataLoader(samples(33), batch_sampler=[[0, 1], [2, 3]])
+
+
+def test_a_loader_that_makes_batches_of_its_own_is_refused_without_data_to_validate_on_too() -> None:
+    with pytest.raises(ValueError, match="batch_sampler"):
+        loaded(with_batches_of_its_own(), "a test's")
 
 
 def test_objects_of_a_notebook_begin_anew_in_every_run(tmp_path: Path) -> None:
