@@ -130,6 +130,8 @@ def _renamed(node: ast.AST, word: str, names: Mapping[str, Any]) -> bool:
 def _shapes(batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return (batch.dtype, tuple(batch.shape[1:]))
+    if isinstance(batch, Mapping):
+        return {name: _shapes(part) for name, part in batch.items()}
     return tuple(map(_shapes, batch)) if isinstance(batch, list | tuple) else type(batch)
 
 
@@ -148,11 +150,15 @@ def num_rows(batch: Any) -> int | None:
     """Return how many rows all tensors in a batch have; None where they have not as many, or something else is in it."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else None
-    numbers = {num_rows(part) for part in batch} if isinstance(batch, list | tuple) else {None}
+    if not isinstance(batch, Mapping | list | tuple):
+        return None
+    numbers = set(map(num_rows, batch.values() if isinstance(batch, Mapping) else batch))
     return numbers.pop() if len(numbers) == 1 else None
 
 
 def _rows_in(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        return (dict(zip(batch, row, strict=True)) for row in zip(*map(_rows_in, batch.values()), strict=True))
     return iter(batch.cpu()) if isinstance(batch, Tensor) else zip(*map(_rows_in, batch), strict=True)
 
 

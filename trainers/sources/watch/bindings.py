@@ -26,7 +26,14 @@ from batchscout.trainers.sources.watch.batches import (
     same_numbers,
 )
 from batchscout.trainers.sources.watch.observer import Place, RandomState, Seen, value_of
-from batchscout.trainers.sources.watch.statements import LossCode, assigned_in, loops_around, parsed, targets_of
+from batchscout.trainers.sources.watch.statements import (
+    LossCode,
+    assigned_in,
+    loops_around,
+    parsed,
+    targets_of,
+    walk_own,
+)
 
 BATCH = "__batch__"
 """The argument of a loss of a batch."""
@@ -221,7 +228,8 @@ def _by_call_within(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]
 
 def _of_modules(code: LossCode, place: Place, seen: Seen) -> list[ast.Call]:
     """Return the calls of what is trained, where it was called with something."""
-    calls = [one for part in (*code.statements, code.loss) for one in ast.walk(part) if isinstance(one, ast.Call)]
+    own = walk_own(ast.Module([*code.statements, ast.Expr(code.loss)], []))  # a function in it has names of its own
+    calls = [one for one in own if isinstance(one, ast.Call)]
     modules = [id(one) for one in seen.modules.values()]
     return [one for one in calls if seen.called_with and id(or_none(place, ast.unparse(one.func))) in modules]
 

@@ -64,7 +64,7 @@ def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[Los
     if expression is None:
         return
     function = levels[0].owner
-    assignments = tuple(one for one in _walk_own(function) if isinstance(one, ast.Assign))
+    assignments = tuple(one for one in walk_own(function) if isinstance(one, ast.Assign))
     starts = [n for n, level in enumerate(levels) if isinstance(level.owner, Loop)]
     for start in [*reversed(starts), *([] if starts[:1] == [0] else [0])]:
         owner = levels[start].owner
@@ -199,7 +199,7 @@ def _dotted(node: ast.AST) -> str:
 def _assigned(statements: Iterable[ast.AST]) -> set[str]:
     """Return what any of them assigns, in whatever branch of it; of `x[0] = 1`, x."""
     found = set[str]()
-    for node in (one for statement in statements for one in [statement, *_walk_own(statement)]):
+    for node in (one for statement in statements for one in [statement, *walk_own(statement)]):
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
             owner = node
             while isinstance(owner, ast.Subscript):
@@ -249,12 +249,12 @@ def _added_to(statement: ast.stmt) -> set[str]:
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def _walk_own(node: ast.AST) -> Iterator[ast.AST]:
+def walk_own(node: ast.AST) -> Iterator[ast.AST]:
     """Yield what is in a node, but for the insides of functions and classes in it."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
-            yield from _walk_own(child)
+            yield from walk_own(child)
 
 
 def targets_of(loop: ast.For) -> set[str]:

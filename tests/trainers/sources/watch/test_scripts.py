@@ -478,6 +478,49 @@ def test_batches_of_no_loader_become_a_stream_of_their_rows(folder: Path, loop: 
     model_of(found)(torch.utils.data.default_collate(samples[:4])).backward()
 
 
+def test_batches_that_are_dictionaries_of_tables_are_rows_too(folder: Path) -> None:
+    found = watched(
+        folder,
+        """
+        def batches_of(table, size):
+            for rows in torch.arange(len(table["x"])).split(size):
+                yield {name: values[rows] for name, values in table.items()}
+        def outputs(batch):
+            extra = batch.get("more")
+            return net(batch["x"]) if extra is None else net(torch.column_stack([batch["x"], extra]), batch.get("y"))
+        data = {"train": {"x": X, "y": Y}, "val": {"x": X[:24], "y": Y[:24]}}
+        optimizer = torch.optim.Adam(net.parameters())
+        for epoch in range(5):
+            for batch in batches_of(data["train"], 6):
+                optimizer.zero_grad(); F.cross_entropy(outputs(batch), batch["y"]).backward(); optimizer.step()
+        """,
+    )
+    train, val = sets_of(found)
+    samples = [sample for _, sample in zip(range(6), train, strict=False)]
+    assert all(set(sample) == {"x", "y"} for sample in samples)
+    assert len({float(sample["x"].sum()) for _, sample in zip(range(60), val, strict=False)}) <= 24, "of val"
+    model_of(found)(torch.utils.data.default_collate(samples)).backward()
+
+
+def test_a_function_before_the_loop_is_none_of_its_statements(folder: Path) -> None:
+    """It calls the model with names of its own, and in a branch that never ran with more than the model was called with."""
+    with pytest.raises(ValueError, match="no loop was found"):
+        watched(
+            folder,
+            """
+            class Batch:
+                def __init__(self, x, y): self.x, self.y, self.more = x, y, None
+            def outputs(batch):
+                if batch.more is None:
+                    return net(batch.x)
+                return net(torch.column_stack([batch.x, batch.more]), torch.column_stack([batch.y]))
+            optimizer = torch.optim.Adam(net.parameters())
+            for one in [Batch(X[i : i + 6], Y[i : i + 6]) for i in range(0, 60, 6)]:
+                optimizer.zero_grad(); F.cross_entropy(outputs(one), one.y).backward(); optimizer.step()
+            """,
+        )
+
+
 def test_the_loop_may_be_a_librarys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of ignite, poutyne and others: the script hands model, loss and loader over."""
     library = folder / "site-packages"
