@@ -74,15 +74,21 @@ def page_of(results: dict[str, Result]) -> str:
 
 
 def overview(results: dict[str, Result]) -> str:
-    rows = [
-        (f"[{name}](#{name})", result.title, result.date, "copied by hand" if result.transcribed else "recorded")
-        for name, result in results.items()
-    ]
+    rows = [(f"[{name}](#{name})", result.title, result.date, state(result)) for name, result in results.items()]
     return table(("benchmark", "what it measures", "date", "figures"), rows)
 
 
+def state(result: Result) -> str:
+    if not result.rows and not result.last_line:
+        return "not measured yet"
+    return "copied by hand" if result.transcribed else "recorded"
+
+
 def section(name: str, result: Result) -> str:
-    parts = [f"## {name}", result.title, f"```sh\n{result.command}\n```", figures(result)]
+    parts = [f"## {name}", result.title, f"```sh\n{result.command}\n```"]
+    if not result.rows and not result.last_line:
+        return "\n\n".join([*parts, result.note])
+    parts.append(figures(result))
     parts += [result.note] if result.note else []
     parts.append(conditions(result))
     if result.printed:

@@ -61,6 +61,13 @@ def test_a_figure_is_written_in_the_unit_of_its_name(tmp_path: Path, name: str, 
     assert f"| side, {name} | {written} |" in page_of(tmp_path, last_line={"side": {name: value}})
 
 
+def test_what_was_not_measured_yet_says_so_and_shows_no_figures(tmp_path: Path) -> None:
+    page = page_of(tmp_path, note="It takes hours.")
+    assert "| not measured yet |" in page
+    assert "It takes hours." in page
+    assert "| figure |" not in page
+
+
 @pytest.mark.parametrize(("gpu", "says_none"), [("", True), ("1 x A100", False)])
 def test_the_page_says_that_nothing_ran_on_a_gpu_until_something_did(tmp_path: Path, gpu: str, says_none: bool) -> None:
     assert ("Nothing was run on a GPU yet" in page_of(tmp_path, gpu=gpu)) is says_none

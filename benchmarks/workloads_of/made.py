@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-Maker = Callable[[Path, Mapping[str, Path]], None]
+Maker = Callable[[Path, Mapping[str, Path]], object]
 """Writes files into the folder of a workload's code. Told where each public repository lies, by owner/name."""
 
 
@@ -43,6 +43,11 @@ def prepared(*command: str) -> Maker:
 def never_read(file: str) -> Maker:
     """Return what leaves a file that a program only asks to be there before it would download it."""
     return lambda code, at: (code / file).write_bytes(b"")
+
+
+def console_script(file: str, module: str) -> Maker:
+    """Return what writes the script that pip leaves for a command whose function is `main` of a module."""
+    return lambda code, at: (code / file).write_text(f"from {module} import main\n\nmain()\n")
 
 
 def as_script(notebook: str, script: str, until: str = "") -> Maker:
