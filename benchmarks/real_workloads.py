@@ -70,6 +70,9 @@ class Settings:
     """What a run is told; None is the program's own."""
 
     batch: int | None = None
+    """Samples of an optimizer step."""
+    micro_batch: int | None = None
+    """What is typed as the batch: the same, where the program does not accumulate."""
     learning_rate: float | None = None
     compile: bool = False
     command: tuple[str, ...] = ()
@@ -197,7 +200,8 @@ def answer_of(workload: Workload, study: Mapping[str, Any]) -> Settings | None:
     own = workload.recipe
     if batch == own.batch and abs(rate / own.learning_rate - 1) < 1e-3 and not compiled:
         return None
-    return Settings(batch, rate, compiled, tuple(study["command"]))
+    micro_batch = study["micro_batch"] if "gradient_accumulation_steps" in study["flags"] else batch
+    return Settings(batch, micro_batch, rate, compiled, tuple(study["command"]))
 
 
 def take(
@@ -250,10 +254,12 @@ def trained(
     """Run the program to its end, from a fresh copy of its code, and read its curve."""
     code = fresh_copy(workload, place / step, chosen)
     words, batch = list(settings.command or workload.command), settings.batch or workload.recipe.batch
-    put = {workload.seed: values["seed"], workload.length: values["length"]}
-    put |= {workload.learning_rate: values["learning_rate"]}
-    put |= {workload.batch: settings.batch}
-    for setting, value in put.items():
+    for setting, value in (
+        (workload.seed, values["seed"]),
+        (workload.length, values["length"]),
+        (workload.learning_rate, values["learning_rate"]),
+        (workload.batch, settings.micro_batch),
+    ):
         if value is not None:
             words = with_setting(setting, f"{value:.6g}" if isinstance(value, float) else str(value), words, code)
     rest = steps - steps % (workload.samples // batch or 1)
@@ -334,6 +340,7 @@ def studied(workload: Workload, place: Path, chosen: argparse.Namespace) -> Outc
         "compile": "false",
     }
     quick = [word for key, value in own.items() for word in ("--set", f"{key}={value}")] if chosen.quick else []
+    seconds = 0.0
     for words in (
         ["init", *workload.command],
         ["run", "study.yaml", "--dir", "run", *quick],
@@ -346,23 +353,27 @@ def studied(workload: Workload, place: Path, chosen: argparse.Namespace) -> Outc
             place / f"{words[0]}.txt",
             whole=words[0] == "export",
         )
+        seconds += found.seconds
         if not found.is_well:
             return Outcome(workload.name, "study", found)
-    return Outcome(workload.name, "study", found, study=read_study(code / "run", found.message))
+    whole = Said(found.code, round(seconds, 1), found.message)
+    return Outcome(workload.name, "study", whole, study=read_study(code / "run", found.message, workload.recipe.batch))
 
 
-def read_study(run: Path, exported: str) -> dict[str, Any]:
+def read_study(run: Path, exported: str, own_batch: int) -> dict[str, Any]:
     answer = json.loads((run / "recommendation.json").read_text())
     config = load_stored_study(run / "study.yaml")
     study = replay(run / "journal.jsonl", config.name)
     time = answer.get("time") or {}
     frontier = study.conclusions.get("frontier")
     rates = frontier.findings.rates if frontier and isinstance(frontier.findings, FrontierFindings) else {}
+    batch = answer["effective_batch_size"]
+    by_frontier = rates[own_batch] / rates[batch] if own_batch in rates and batch in rates else 1.0
     return {
         "verdict": answer["verdict"],
         "decided": answer["decided"],
         "cost": study.lane_seconds,
-        "batch": answer["effective_batch_size"],
+        "batch": batch,
         "micro_batch": answer["micro_batch_size"],
         "learning_rate": answer["learning_rate"],
         "compile": answer["compile"],
@@ -371,7 +382,7 @@ def read_study(run: Path, exported: str) -> dict[str, Any]:
         "low": time.get("low"),
         "high": time.get("high"),
         "by_rate": time.get("by_rate"),
-        "by_speed": time.get("by_speed") or 1.0,
+        "by_speed": time.get("by_speed") or by_frontier,
         "frontier": {str(size): rate for size, rate in rates.items()},
         "exported": exported,
         "command": shlex.split(exported.strip().splitlines()[-1])[1:],

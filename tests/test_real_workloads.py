@@ -109,3 +109,14 @@ def test_the_rival_gets_what_the_study_cost_and_arms_take_turns() -> None:
     assert [share for name, _, share in steps if name.startswith("rate")] == [pytest.approx(300 / 5 / 90)] * 5
     assert [name for name, _, _ in steps][-5:] == ["alone-2", "ours-2", "ours_short-2", "rival-2", "rival_short-2"]
     assert steps[-1][1].learning_rate == 2e-3
+
+
+def test_a_program_that_accumulates_is_typed_the_micro_batch_and_another_one_the_whole() -> None:
+    study = studied(16).study | {"micro_batch": 4}
+    whole = answer_of(NANOGPT, study)
+    accumulated = answer_of(
+        NANOGPT, study | {"flags": {"gradient_accumulation_steps": "--gradient_accumulation_steps="}}
+    )
+    assert whole is not None
+    assert accumulated is not None
+    assert (whole.batch, whole.micro_batch, accumulated.batch, accumulated.micro_batch) == (16, 16, 16, 4)
