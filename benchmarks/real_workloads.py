@@ -117,7 +117,7 @@ class Outcome:
 
 def main() -> None:
     chosen = arguments()
-    taken = [Outcome(**line | {"said": Said(**line["said"])}) for line in lines_of(chosen.out)]
+    taken = outcomes_of(chosen.out)
     for workload in WORKLOADS:
         if chosen.only and workload.name not in chosen.only:
             continue
@@ -156,8 +156,9 @@ def arguments() -> argparse.Namespace:
     return chosen
 
 
-def lines_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def outcomes_of(file: Path) -> list[Outcome]:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [Outcome(one["workload"], one["step"], Said(**one["said"]), one["run"], one["study"]) for one in lines]
 
 
 def steps_of(

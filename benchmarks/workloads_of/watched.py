@@ -1,4 +1,6 @@
-"""Run a workload's program as `python` does, and tell its validation loss over its training seconds; its training stays as it is.
+"""Run a workload's program as `python` does, and tell its validation loss over its training seconds.
+
+Its training stays as it is.
 
     python watched.py FILE SPEC WORDS...        SPEC: a JSON object of the fields of `Spec`
 
@@ -166,9 +168,11 @@ def of_chemprop(main: Namespace, model: torch.nn.Module) -> float:
     import lightning.pytorch
 
     trainer = next(one for one in gc.get_objects() if isinstance(one, lightning.pytorch.Trainer))
-    whole, errors = trainer.lightning_module, []
+    whole: Any = trainer.lightning_module
+    loader: Any = trainer.val_dataloaders
+    errors = list[torch.Tensor]()
     with undisturbed(whole):
-        for graphs, atoms, extra, targets, *_ in trainer.val_dataloaders:
+        for graphs, atoms, extra, targets, *_ in loader:
             errors.append((whole.predictor.train_step(whole.fingerprint(graphs, atoms, extra)) - targets) ** 2)
     return float(torch.cat(errors).mean())
 
