@@ -165,7 +165,7 @@ def test_who_has_the_token_runs_a_study(cluster: Cluster) -> None:
     driver = cluster.batchscout(cluster.user("owner"), STUDY | {"data": {"target": "mine:make"}}, **SHOWN, **secrets)
     said, _ = driver.communicate(timeout=300)
     assert driver.returncode == 0, said
-    assert "Train with micro-batch" in said
+    assert "Train with  micro-batch" in said
     assert told_below(cluster.folder) == set()
 
 
@@ -192,7 +192,7 @@ def test_a_study_is_a_job_of_who_has_the_token_and_its_words_arrive_as_they_were
     command = ["python", str(CLONE / "configs/submit.py"), f"mine/{name}.yaml", "--set", f"name={name}"]
     done = cluster.submit_job(owner, *command, **SHOWN)
     assert done.returncode == 0, done.stdout
-    assert "Train with micro-batch" in done.stdout
+    assert "Train with  micro-batch" in done.stdout
     run_dir = owner / "batchscout/runs" / name
     outside = [sys.executable, "-m", "batchscout", "status", str(run_dir)]
     assert "grid: complete" in subprocess.run(outside, env=settings_of(owner), capture_output=True, text=True).stdout

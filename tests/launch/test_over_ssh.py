@@ -179,7 +179,7 @@ def test_a_cluster_is_started_given_studies_looked_at_and_ended_over_ssh(site: S
     site.laptop.write(ON_THE_LAPTOP / "mine/plain.yaml", yaml.safe_dump(STUDY | {"name": name}))
     site.ray("rsync-up", "cluster.yaml", "./", "~/batchscout/")
     again = site.ray("submit", "cluster.yaml", "configs/submit.py", "mine/plain.yaml")
-    assert "Train with micro-batch 4" in again, "the same study, which has ended"
+    assert "Train with  micro-batch 4" in again, "the same study, which has ended"
 
     site.ray("rsync-down", "cluster.yaml", "~/batchscout/runs/", "runs/")
     found = site.laptop.run("cat", str(ON_THE_LAPTOP / "runs" / name / "recommendation.json"))
@@ -243,7 +243,7 @@ def test_a_study_that_was_submitted_over_ssh_and_killed_goes_on_where_it_was_whe
     assert first.returncode != 0, said
     before = journal.read_text()
     again = site.laptop.run(*submit, folder=ON_THE_LAPTOP)
-    assert "Train with micro-batch 4" in again
+    assert "Train with  micro-batch 4" in again
     assert journal.read_text().startswith(before), "nothing that was journaled is lost"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     kinds = Counter(line["kind"] for line in lines)
