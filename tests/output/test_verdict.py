@@ -528,7 +528,7 @@ def test_nothing_is_decided_while_a_stage_that_chooses_is_to_come_or_for_another
 @for_every(real_run=[None, 40_000, 100_000, 1_000_000], regret=[0.04, 0.3])
 def test_the_keys_that_would_decide_make_a_study(real_run: int | None, regret: float) -> None:
     keys: dict[str, Any] = {"earlier": (FASTER,), "batch": {"micro_batch_size": 8}, "budget": {"device_hours": 1}}
-    asked = {"real_run": {"samples": real_run}} if real_run else {}
+    asked: dict[str, Any] = {"real_run": {"samples": real_run}} if real_run else {}
     lines = five_lines(recommended(*CLOSE, winner=8, found={"regret_time": regret}, **keys, **asked))
     words = shlex.split(lines["Next"], comments=True)
     tree = json.loads(

@@ -22,7 +22,7 @@ from batchscout.trainers.before.prediction import predict
 from batchscout.trainers.before.read_source import read
 from batchscout.trainers.before.source import Source
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.data.samples import loaded
+from batchscout.trainers.data.samples import first_of, loaded
 from batchscout.trainers.sources import objects
 from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups
 from batchscout.trainers.sources.lightning_fit import Fit, fit_of
@@ -206,7 +206,8 @@ def with_an_empty_list() -> Any:
 
 @pytest.mark.parametrize("make", [without_validation, with_none, with_training_data_alone, with_an_empty_list])
 def test_without_data_to_validate_on_every_tenth_sample_is_held_out(make: Callable[[], Any]) -> None:
-    train, val = ({tuple(one[i][0].tolist()) for i in range(len(one))} for one in loaded(make(), "a test's"))
+    sets = [first_of(one, 1) for one in loaded(make(), "a test's")]
+    train, val = ({tuple(one[i][0].tolist()) for i in range(len(one))} for one in sets)
     assert (len(train), len(val)) == (30, 3)
     assert not train & val
     assert any("every tenth sample is held out" in told for told in said_of(make).told)
