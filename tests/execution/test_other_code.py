@@ -90,7 +90,7 @@ def test_what_was_made_with_other_code_or_data_counts_only_where_the_user_says_s
     )
     assert said.endswith("or add --keep-finished to keep what there is knowingly\n")
     assert (home / "runs/changing/journal.jsonl").read_bytes() == journal
-    kept = "Warning: a trial had been measured before trainers/layers.py changed, and the answer counts with it."
+    kept = "Caveat a trial had been measured before trainers/layers.py changed, and the answer counts with it"
     code, said = ran(home, "--keep-finished")
     assert (code, kept in " ".join(said.split())) == (0, True)
     code, said = ran(home)
