@@ -166,15 +166,14 @@ def _what_is_open(config: StudyConfig, study: Study, winner: Trial) -> str:
 def _next(config: StudyConfig, study: Study, badge: Badge, deciding: ToDecide | None) -> str:
     if badge is Badge.TOO_SHORT:
         budget = max(one.sample_budget for one in worth_a_longer_run(config, study))
-        deciding = ToDecide("full runs that are long enough", longer_runs(config, budget), goes_on=False)
+        deciding = ToDecide("full runs that are long enough", keys=longer_runs(config, budget), goes_on=False)
     if deciding is None or not deciding.keys or badge is Badge.DECIDED:
         return f"batchscout export {RUN_DIR}"
     changes = [
         f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in deciding.keys.items()
     ]
-    costs = deciding.words.partition(":")[0]
     if config.model.target.startswith(OBJECTS):  # no command has the objects
-        return f"decide it by {', '.join(changes)}{'' if deciding.goes_on else ', in another run_dir'}: {costs}"
+        return f"decide it by {', '.join(changes)}{'' if deciding.goes_on else ', in another run_dir'}: {deciding.what}"
     flags = " ".join(f"--set {shlex.quote(change)}" for change in changes)
     where = RUN_DIR if deciding.goes_on else f"{RUN_DIR}-longer"
-    return f"batchscout run {STUDY_FILE} --dir {where} {flags}    # {costs}"
+    return f"batchscout run {STUDY_FILE} --dir {where} {flags}    # {deciding.what}"

@@ -24,11 +24,17 @@ A_FEW_TIMES = 4
 class ToDecide:
     """What would decide a study."""
 
-    words: str
+    what: str
+    how: str = ""
+    """Which keys to change, in words; empty where `what` says it."""
     keys: Mapping[str, float] = field(default_factory=dict)
     """The keys of the study file that would do it, with their new values; none where more is to be weighed."""
     goes_on: bool = True
     """True if the same study goes on with these keys, False if they make another one."""
+
+    @property
+    def words(self) -> str:
+        return f"{self.what}: {self.how}" if self.how else self.what
 
 
 def longer_runs(config: StudyConfig, sample_budget: int) -> dict[str, float]:
@@ -53,7 +59,7 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     if real := carried_to(study, winner):
         longer = "a study of longer runs (sample_budget), of which the real run is no more than a few times as long"
         budget = max(math.ceil(real.samples / A_FEW_TIMES), A_FEW_TIMES * config.sample_budget)
-        return ToDecide(longer, longer_runs(config, budget) if budget < real.samples else {}, goes_on=False)
+        return ToDecide(longer, keys=longer_runs(config, budget) if budget < real.samples else {}, goes_on=False)
     assert compared, "it is known of those"
     findings = compared.findings
     num_runs = sum(one.num_runs for one in findings.batches)
@@ -61,7 +67,7 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     seconds = findings.seconds or winner.metric("train_seconds") or 0.0
     if config.budget and 3600 * config.budget.device_hours / config.world_size - study.lane_seconds < seconds:
         more = {"budget.device_hours": _hours(2 * config.budget.device_hours)}
-        return ToDecide("further runs, for which budget.device_hours left no time: raise it", more)
+        return ToDecide("further runs, for which budget.device_hours left no time", "raise it", more)
     if train and len({trial.candidate for trial in study.of_stage("train")}) < train.max_runs:
         return ToDecide(
             "no further run of this length is worth its time: more seeds, or a longer run (sample_budget), would tell more"
@@ -76,5 +82,5 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     if train and config.budget:
         changes["budget.device_hours"] = _hours(config.budget.device_hours + hours)
     each = f"of {training_time_text(seconds)}" if runs == 1 else f"of {training_time_text(seconds)} each"
-    words = f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours: raise {keys}"
-    return ToDecide(words, changes)
+    what = f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours"
+    return ToDecide(what, f"raise {keys}", changes)

@@ -113,9 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"\n  report:         {beside(place, 'report.html')}", file=stream)
         if is_there(place, "recommendation.json"):
             print(f"  recommendation: {beside(place, 'recommendation.json')}", file=stream)
-            if ending.trainer is not None and not (
-                ending.answer and ending.answer.next.startswith("batchscout export")
-            ):
+            if ending.trainer is not None:
                 print(f"  paste it:       batchscout export {typed} --to {ending.trainer}", file=stream)
         if isinstance(place, Path):
             for what, command in how_to_look(config.tracking, place).items():

@@ -536,9 +536,14 @@ def test_the_keys_that_would_decide_make_a_study(real_run: int | None, regret: f
             exclude_unset=True
         )
     )
-    for change in [words[i + 1] for i, word in enumerate(words) if word == "--set"]:
+    changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    assert bool(changes) is (words[1] == "run")
+    for change in changes:
         apply_override(tree, change)
-    parse_study(tree, "the study that follows")
+    followed, before = parse_study(tree, "the study that follows"), example_config(**asked)
+    assert followed.budget
+    longer = followed.sample_budget > before.sample_budget or followed.budget.device_hours > 1
+    assert longer is bool(changes), "it may take longer than the one before"
 
 
 def test_what_was_compared_with_nothing_is_not_called_decided() -> None:
