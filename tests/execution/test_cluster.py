@@ -34,7 +34,7 @@ OWN_DATA = """
 from batchscout.trainers.data.text import text
 
 def make(path="given/words.txt"):
-    return text(train=path, val=path, seq_len=8, tokenizer="bytes")
+    return text(train=path, seq_len=8, tokenizer="bytes")
 """
 STUDY = TINY | {"name": "token", "sample_budget": 16, "stages": grid(learning_rate=[1e-3])}
 SHOWN = {"RAY_AUTH_MODE": "token"}
