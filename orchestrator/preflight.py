@@ -20,7 +20,8 @@ from batchscout.orchestrator.signals import interrupt_has_come
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.cost import samples_per_second
 from batchscout.orchestrator.stages.frontier.checkpointing import why_not_checkpointed
-from batchscout.orchestrator.stages.frontier.propose import predicted_modes, prediction_key, smallest_size
+from batchscout.orchestrator.stages.frontier.modes import predicted_modes, prediction_key
+from batchscout.orchestrator.stages.frontier.probes import smallest_size
 from batchscout.orchestrator.stages.frontier.too_small import check_fits
 from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
 from batchscout.orchestrator.stages.grid import propose, skipped

@@ -15,8 +15,10 @@ from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.cost import Cost, cost_of, pays_from, samples_per_second
-from batchscout.orchestrator.stages.frontier.propose import ACCUMULATED, modes, modes_with_knobs, smallest_size
+from batchscout.orchestrator.stages.frontier.modes import modes, modes_with_knobs
+from batchscout.orchestrator.stages.frontier.probes import smallest_size
 from batchscout.orchestrator.stages.frontier.too_small import check_fits
+from batchscout.orchestrator.stages.frontier.trials import ACCUMULATED
 from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.study.facts import Facts

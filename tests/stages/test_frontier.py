@@ -19,7 +19,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.forms import forms, measured_sizes
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
 from batchscout.orchestrator.stages.frontier.pareto import Point, knee, pareto_front
-from batchscout.orchestrator.stages.frontier.propose import ladder
+from batchscout.orchestrator.stages.frontier.probes import ladder
 from batchscout.orchestrator.stages.frontier.variants import ONE_GRAPH, variants
 from batchscout.orchestrator.stages.probing import cost_of, num_full_runs
 from batchscout.orchestrator.study.causes import Cause

@@ -13,8 +13,10 @@ from batchscout.orchestrator.stages.frontier.checkpointing import on_checkpointi
 from batchscout.orchestrator.stages.frontier.conclude import conclude
 from batchscout.orchestrator.stages.frontier.figures import figures
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
-from batchscout.orchestrator.stages.frontier.knobs import MOST_PROBES, knobs_to_try
-from batchscout.orchestrator.stages.frontier.propose import modes, propose, smallest_size
+from batchscout.orchestrator.stages.frontier.knobs import MOST_PROBES
+from batchscout.orchestrator.stages.frontier.modes import knobs_to_try, modes
+from batchscout.orchestrator.stages.frontier.probes import smallest_size
+from batchscout.orchestrator.stages.frontier.propose import propose
 from batchscout.orchestrator.stages.frontier.variants import variants
 from batchscout.orchestrator.stages.probing import allowed_in_words
 from batchscout.orchestrator.stages.stage import Stage

@@ -21,8 +21,9 @@ from batchscout.orchestrator.stages.frontier.findings import (
 )
 from batchscout.orchestrator.stages.frontier.knob_notes import knob_findings, on_knobs
 from batchscout.orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
+from batchscout.orchestrator.stages.frontier.modes import modes
 from batchscout.orchestrator.stages.frontier.pareto import Point, knee, pareto_front
-from batchscout.orchestrator.stages.frontier.propose import FrontierProgress, modes
+from batchscout.orchestrator.stages.frontier.propose import FrontierProgress
 from batchscout.orchestrator.stages.frontier.search import SearchEnd
 from batchscout.orchestrator.stages.frontier.variants import Variant, variants
 from batchscout.orchestrator.stages.input_bound import input_bound
@@ -40,7 +41,7 @@ CLEARLY_SMALLER = 0.8
 def conclude(context: StageContext[Frontier]) -> Conclusion:
     """Conclude with the fastest verified point within the limit and its headroom, or fail where nothing fits."""
     known = FrontierProgress(context)
-    chosen = known.verified()
+    chosen = known.verification.verified()
     if chosen is None:
         return _nothing_fits(known)
     findings = _findings(known, chosen)
@@ -97,7 +98,7 @@ def _on_the_largest(findings: FrontierFindings, rate_unit: str) -> str:
 
 
 def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindings:
-    fitting = [*known.standing()] or [chosen]
+    fitting = [*known.verification.standing()] or [chosen]
     measured = _measured(known, [*fitting, chosen])
     baseline = min(fitting, key=lambda point: point.micro_batch_size)
     by_size = sorted(
@@ -108,16 +109,22 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
     clearly_smaller = CLEARLY_SMALLER * by_size[0].micro_batch_size
     front = pareto_front([_named(one) for one in measured.values()])
     bend = knee(front)
-    taken = known.variant_of(chosen)
+    taken = known.verification.variant_of(chosen)
     return FrontierFindings(
         chosen=measured[chosen],
-        winner=known.trials_of(chosen)[-1].id,
-        limit_bytes=known.limit_bytes(),
+        winner=known.finalists.trials_of(chosen)[-1].id,
+        limit_bytes=known.trials.limit_bytes(),
         baseline=baseline,
         largest=by_size[0],
         second_largest=next((one for one in by_size if one.micro_batch_size <= clearly_smaller), None),
         fitting=tuple(
-            sorted({point.micro_batch_size for point in fitting if known.as_trained(point).mode == chosen.mode})
+            sorted(
+                {
+                    point.micro_batch_size
+                    for point in fitting
+                    if known.verification.as_trained(point).mode == chosen.mode
+                }
+            )
         ),
         front=tuple(front),
         knee=bend.name if bend else None,
@@ -135,8 +142,8 @@ def _measured(known: FrontierProgress, points: Collection[OperatingPoint]) -> di
     took."""
     found = {}
     for point in points:
-        done = [trial for trial in known.trials_of(point) if trial.state is TrialState.COMPLETE]
-        timed = known.timed if known.timed and point in known.timed.rates else None
+        done = [trial for trial in known.finalists.trials_of(point) if trial.state is TrialState.COMPLETE]
+        timed = known.finalists.timed if known.finalists.timed and point in known.finalists.timed.rates else None
         rate = timed.rate(point) if timed else rate_of(done[-1])
         decisive = _decisive(done)
         found[point] = MeasuredPoint(
@@ -153,10 +160,10 @@ def _measured(known: FrontierProgress, points: Collection[OperatingPoint]) -> di
 
 def _rivals(known: FrontierProgress, chosen: OperatingPoint) -> tuple[Rival, ...]:
     """Return the other finalists as they stand to the chosen one; none that does not fit."""
-    timed = known.timed
+    timed = known.finalists.timed
     if timed is None or chosen not in timed.rates:
         return ()
-    others = [point for point in timed.fastest_first() if point != chosen and known.may_be_chosen(point)]
+    others = [point for point in timed.fastest_first() if point != chosen and known.verification.may_be_chosen(point)]
     ratios = {point: timed.ratio(point, chosen) for point in others}
     return tuple(Rival(point, ratio, ratio.order) for point, ratio in ratios.items())
 
@@ -180,7 +187,7 @@ def _by_length(known: FrontierProgress) -> tuple[LengthFindings, ...]:
     """Return, for every further length of the samples, the fastest probe and the largest size that fits."""
     found = []
     for length in {mode.seq_len: None for mode in modes(known.context) if mode.seq_len is not None}:
-        measured = _measured(known, known.fitting(length)).values()
+        measured = _measured(known, known.finalists.fitting(length)).values()
         if measured:
             best = max(measured, key=lambda one: one.tokens_per_second)
             found.append(LengthFindings(length, best, max(one.micro_batch_size for one in measured)))
@@ -188,11 +195,11 @@ def _by_length(known: FrontierProgress) -> tuple[LengthFindings, ...]:
 
 
 def _nothing_fits(known: FrontierProgress) -> Conclusion:
-    broken = next((trial for trial in known.trials() if says_nothing(trial)), None)
+    broken = next((trial for trial in known.trials.all() if says_nothing(trial)), None)
     if broken is not None:
         reason = f"no probe succeeded; {broken.id}: {broken.explanation}"
         return Conclusion("frontier", ok=False, reason=reason)
-    if fitting := known.fitting():
+    if fitting := known.finalists.fitting():
         reason = (
             f"of {len(fitting)} sizes that fitted, none did so again when it was timed or in a fresh process; raise "
             f"{_headroom(known)}, or see what else takes memory on the device"
@@ -207,21 +214,21 @@ def _headroom(known: FrontierProgress) -> str:
 
 def _too_large(known: FrontierProgress) -> str:
     """Return the sentence that not even the smallest size fits, with the least memory measured, and the remedy."""
-    limit = known.limit_bytes()
-    needed = min((peak_of(t) for t in known.trials() if t.state is TrialState.COMPLETE), default=None)
+    limit = known.trials.limit_bytes()
+    needed = min((peak_of(t) for t in known.trials.all() if t.state is TrialState.COMPLETE), default=None)
     least = f"; the least measured was {bytes_text(needed)}, and {_headroom(known)} must stay free" if needed else ""
     where = f"memory_limit ({bytes_text(limit)})" if limit else "the device"
     more = "raise memory_limit, make" if limit else "make"
     return (
-        f"not even micro-batch {known.smallest} fits into {where} in any mode{least}; {more} the model smaller, or "
+        f"not even micro-batch {known.probes.smallest} fits into {where} in any mode{least}; {more} the model smaller, or "
         "add activation_checkpointing modes to the frontier stage"
     )
 
 
 def _edge(known: FrontierProgress, mode: Mode) -> str:
     """Return the evidence for one mode: what fits, and what does not."""
-    sizes, end = known.search(mode)
-    trials = [trial for size in sizes if (trial := known.probe_of(OperatingPoint(mode, size)))]
+    sizes, end = known.probes.search(mode)
+    trials = [trial for size in sizes if (trial := known.trials.probe_of(OperatingPoint(mode, size)))]
     if end is None:
         return f"{mode}: the search ended at {trials[-1].id}, which {trials[-1].state}: {trials[-1].explanation}"
     return f"{mode}: micro-batch {end.evidence}{_why_no_larger(known, end, trials)} ({counted(len(sizes), 'probe')})"
@@ -230,15 +237,15 @@ def _edge(known: FrontierProgress, mode: Mode) -> str:
 def _why_no_larger(known: FrontierProgress, end: SearchEnd, trials: list[Trial]) -> str:
     """Return what ended the search, if that was neither memory nor the size asked for; else nothing."""
     found = end.micro_batch_size
-    if found is None or not end.is_largest or found >= known.stage.largest:
+    if found is None or not end.is_largest or found >= known.context.stage.largest:
         return ""
-    if known.slowest(trials) <= found:
-        return f": a step would take max_step_seconds ({known.stage.max_step_seconds:g})"
-    if known.most_of_tokens() <= found:
+    if known.probes.slowest(trials) <= found:
+        return f": a step would take max_step_seconds ({known.context.stage.max_step_seconds:g})"
+    if known.probes.most_of_tokens() <= found:
         return ": a larger one would hold more than micro_batch.tokens"
-    if known.most_in_time(trials) <= found:
+    if known.probes.most_in_time(trials) <= found:
         return ": a larger one would take half of what is left of the probes' time"
-    if known.most_usable_by(trials) <= found:
+    if known.probes.most_usable_by(trials) <= found:
         return ": of a larger one a full run has too few optimizer steps"
     return ""
 
@@ -277,26 +284,28 @@ def _on_the_data(findings: FrontierFindings) -> list[str]:
 
 def _on_verifications(known: FrontierProgress) -> list[str]:
     """Return which points fitted in a warm process alone: others stand in for them."""
-    probed = [*known.fitting()]
+    probed = [*known.finalists.fitting()]
     verified = probed + [variant.of(point) for variant in variants(known.context) for point in probed]
-    refuted = [point for point in verified if known.is_refuted(point)]
+    refuted = [point for point in verified if known.trials.is_refuted(point)]
     return [f"{_describe(point)} fitted when it was probed, and not again in a fresh process" for point in refuted]
 
 
 def _on_variants(known: FrontierProgress, chosen: OperatingPoint) -> list[str]:
     """Return what each variant of the fastest point gained or lost, of those that were timed."""
-    fastest = known.finalists[0]
+    fastest = known.finalists.points[0]
     tried = [(variant, variant.of(fastest)) for variant in variants(known.context)]
-    return [_on_variant(known, fastest, one, variant, chosen) for variant, one in tried if one in known.finalists]
+    return [
+        _on_variant(known, fastest, one, variant, chosen) for variant, one in tried if one in known.finalists.points
+    ]
 
 
 def _on_variant(
     known: FrontierProgress, fastest: OperatingPoint, tried: OperatingPoint, variant: Variant, chosen: OperatingPoint
 ) -> str:
-    timed = known.timed
+    timed = known.finalists.timed
     if timed is None or not {tried, fastest} <= timed.rates.keys():
         return f"{variant.name} could not be timed"
-    memory = known.most_memory(tried) / known.most_memory(fastest)
+    memory = known.finalists.most_memory(tried) / known.finalists.most_memory(fastest)
     how = _how_it_pays(known, fastest, tried, chosen)
     return f"{variant.name} {how} here: {known.context.study.facts.rate_unit} {timed.ratio(tried, fastest)}, memory {memory:.2f} x"
 
@@ -306,9 +315,9 @@ def _how_it_pays(
 ) -> str:
     if tried == chosen:
         return "pays"
-    if not known.may_be_chosen(tried):
+    if not known.verification.may_be_chosen(tried):
         return "does not fit"
-    ranked = known.by_preference()
+    ranked = known.verification.by_preference()
     behind = ranked[ranked.index(tried) :]  # the fastest probe is not ranked if it left no headroom when it was timed
     return "pays less than another point" if fastest in behind else "does not pay"
 
@@ -323,7 +332,7 @@ def _on_lengths(findings: FrontierFindings, rate_unit: str) -> list[str]:
 
 
 def _on_earlier_studies(known: FrontierProgress) -> list[str]:
-    trials = known.trials()
+    trials = known.trials.all()
     reused = sum(trial.reused is not None for trial in trials)
     if not reused:
         return []

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, KnobFindings, OperatingPoint
-from batchscout.orchestrator.stages.frontier.knobs import MOST_PROBES, KnobMode, knobs_to_try
+from batchscout.orchestrator.stages.frontier.knobs import MOST_PROBES, KnobMode
 from batchscout.orchestrator.stages.frontier.measured import peak_of, rate_of
+from batchscout.orchestrator.stages.frontier.modes import knobs_to_try
 from batchscout.orchestrator.stages.frontier.propose import FrontierProgress
 from batchscout.orchestrator.units import bytes_text
 from batchscout.trainers.knobs import in_words, that_change_the_loss
@@ -19,7 +20,7 @@ def knob_findings(known: FrontierProgress) -> tuple[KnobFindings, ...]:
 
 
 def _finding(known: FrontierProgress, one: KnobMode) -> KnobFindings | None:
-    fitting, without = known.knobs.fitting(one), known.without_knobs()
+    fitting, without = known.knobs.fitting(one), known.probes.fitting_without_knobs()
     if not fitting:
         return None
     fastest = max(fitting, key=lambda point: rate_of(fitting[point]))
@@ -38,10 +39,10 @@ def _finding(known: FrontierProgress, one: KnobMode) -> KnobFindings | None:
 
 def _rate(known: FrontierProgress, point: OperatingPoint, beside: OperatingPoint | None) -> float:
     """Return the speed of a point from the rounds in which both were timed in turns, or else from its probe."""
-    timed = known.timed.rates if known.timed else {}
-    if known.timed and point in timed and beside in timed:
-        return known.timed.rate(point)
-    probe = known.probe_of(point)
+    timed = known.finalists.timed.rates if known.finalists.timed else {}
+    if known.finalists.timed and point in timed and beside in timed:
+        return known.finalists.timed.rate(point)
+    probe = known.trials.probe_of(point)
     assert probe is not None, "it fits, so it was probed"
     return rate_of(probe)
 
@@ -53,7 +54,7 @@ def on_knobs(known: FrontierProgress, findings: FrontierFindings) -> list[str]:
 
 
 def _on_knob(known: FrontierProgress, one: KnobFindings, findings: FrontierFindings) -> str:
-    point, other, capacity = one.fastest, one.accumulated, known.capacity_bytes()
+    point, other, capacity = one.fastest, one.accumulated, known.trials.capacity_bytes()
     unit = known.context.study.facts.rate_unit
     within = f"at equal memory ({bytes_text(capacity)})" if capacity else "at equal memory"
     with_knob = f"{in_words(one.memory_knobs)} with micro-batch {point.micro_batch_size} ({point.mode.activation_checkpointing})"
@@ -89,10 +90,12 @@ def _on_those_left_out(known: FrontierProgress) -> list[str]:
         return []
     if not search.memory_binds:
         why = "as memory is not what limits the micro-batch"
-        return [f"memory knobs were not tried ({in_words(wanted)}), {why}"] if known.stage.memory_knobs else []
+        return [f"memory knobs were not tried ({in_words(wanted)}), {why}"] if known.context.stage.memory_knobs else []
     idle = _named([one for one in search.candidates if search.saves_nothing(one)])
-    probed = {trial.id for trial in known.trials()}
-    others = [one for one in search.modes if known.name(OperatingPoint(one.mode, search.first_size(one))) not in probed]
+    probed = {trial.id for trial in known.trials.all()}
+    others = [
+        one for one in search.modes if known.trials.name(OperatingPoint(one.mode, search.first_size(one))) not in probed
+    ]
     notes = [f"predicted to save nothing, and not probed: {idle}"] if idle else []
     why = f"at most {MOST_PROBES} probes are for knobs, within the stage's time"
     return notes + ([f"not probed: {_named(others)} ({why})"] if others else [])

@@ -12,15 +12,15 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import Frontier
-from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.timing import TIE
 from batchscout.orchestrator.stages.frontier.findings import OperatingPoint, Quality
 from batchscout.orchestrator.stages.frontier.measured import rate_of, says_nothing
+from batchscout.orchestrator.stages.frontier.modes import knobs_to_try, with_knobs
+from batchscout.orchestrator.stages.frontier.probes import Probes
 from batchscout.orchestrator.stages.frontier.quality import (
     CHECKED_SHARE,
     QUALITY_STEPS,
@@ -29,11 +29,9 @@ from batchscout.orchestrator.stages.frontier.quality import (
     quality_trials,
 )
 from batchscout.orchestrator.stages.frontier.search import TOLERANCE, SearchEnd, next_probe
+from batchscout.orchestrator.stages.frontier.trials import FrontierTrials
 from batchscout.orchestrator.study.trial import Proposal, Trial
-from batchscout.trainers.knobs import KNOBS, chunked_cross_entropy, excluding, knob, that_change_the_loss
-
-if TYPE_CHECKING:
-    from batchscout.orchestrator.stages.frontier.propose import FrontierProgress
+from batchscout.trainers.knobs import excluding, that_change_the_loss
 
 MOST_PROBES = 12
 """Of all knobs together."""
@@ -41,29 +39,11 @@ MOST_PROBES_OF_A_MODE = 3
 """One where the mode without the knob ends, one where the line through its peak puts the limit, and one to correct that."""
 
 
-def knobs_to_try(context: StageContext[Frontier]) -> tuple[str, ...]:
-    """Return the knobs that the stage tries: those that the study file names, or else those that change no number and that the model
-    is known to go with."""
-    asked, always = context.stage.memory_knobs, context.config.memory_knobs
-    names = (context.study.facts.memory_knobs or ()) if asked is None else asked
-    return tuple(one.name for one in KNOBS if one.name in names and one.name not in always)
-
-
 def together(context: StageContext[Frontier]) -> list[tuple[str, ...]]:
     """Return each knob to try, and after them the pairs that do not exclude each other."""
     names = knobs_to_try(context)
     pairs = [pair for pair in itertools.combinations(names, 2) if excluding(pair) is None]
     return [*((name,) for name in names), *pairs]
-
-
-def with_knobs(context: StageContext[Frontier], ground: Mode, names: tuple[str, ...]) -> Mode | None:
-    """Return a mode with further knobs; None where they do not go with it."""
-    all_of_them = tuple(sorted({*ground.memory_knobs, *names}))
-    if excluding(all_of_them) or (chunked_cross_entropy.NAME in names and ground.cross_entropy == "chunked"):
-        return None
-    mode = replace(ground, memory_knobs=all_of_them)
-    plain = base_trial(context.config, None).model_copy(update={**mode.fields(), "gradient_accumulation_steps": 1})
-    return None if any(knob(name).incompatible_with(plain) for name in all_of_them) else mode
 
 
 @dataclass(frozen=True)
@@ -80,11 +60,8 @@ class KnobMode:
 class KnobSearch:
     """The knobs' probes as far as the journal knows them. It is asked once all other probes have ended."""
 
-    known: FrontierProgress
-
-    @property
-    def context(self) -> StageContext[Frontier]:
-        return self.known.context
+    trials: FrontierTrials
+    probes: Probes
 
     @cached_property
     def modes(self) -> list[KnobMode]:
@@ -97,30 +74,31 @@ class KnobSearch:
         the most checkpointing. None where memory is not what binds."""
         if not self.memory_binds:
             return []
-        fitting, of_the_data = self.known.without_knobs(), [mode for mode in self.known.modes if mode.seq_len is None]
+        fitting = self.probes.fitting_without_knobs()
+        of_the_data = [mode for mode in self.probes.modes if mode.seq_len is None]
         fastest = max(fitting, key=lambda point: rate_of(fitting[point])).mode if fitting else of_the_data[-1]
         grounds = list(dict.fromkeys([fastest, self._least_checkpointed(fastest)]))
         return [
             KnobMode(mode, ground, names)
-            for names in together(self.context)
+            for names in together(self.trials.context)
             for ground in grounds
-            if (mode := with_knobs(self.context, ground, names))
+            if (mode := with_knobs(self.trials.context, ground, names))
         ]
 
     def _least_checkpointed(self, mode: Mode) -> Mode:
         plain = replace(mode, activation_checkpointing="none")
-        return plain if plain in self.known.modes else mode
+        return plain if plain in self.probes.modes else mode
 
     @cached_property
     def memory_binds(self) -> bool:
         """True if a larger micro-batch would be tried without checkpointing, were there memory for it."""
-        first = next((mode for mode in self.known.modes if mode.seq_len is None), None)
-        end = self.known.search(first)[1] if first else None
-        return end is not None and self.known.memory_binds(end) and self.known.capacity_bytes() is not None
+        first = next((mode for mode in self.probes.modes if mode.seq_len is None), None)
+        end = self.probes.search(first)[1] if first else None
+        return end is not None and self.probes.memory_binds(end) and self.trials.capacity_bytes() is not None
 
     def saves_nothing(self, one: KnobMode) -> bool:
         """True if the prediction, where there is one, sees no saving at the largest size that fits without the knob."""
-        before, after = self.known.predicted(one.ground), self.known.predicted(one.mode)
+        before, after = self.trials.predicted(one.ground), self.trials.predicted(one.mode)
         if before is None or after is None:
             return False
         size = self.first_size(one)
@@ -128,8 +106,8 @@ class KnobSearch:
 
     def first_size(self, one: KnobMode) -> int:
         """Return the largest size that fits without the knob; the smallest of the stage if none does."""
-        sizes = [point.micro_batch_size for point in self.known.without_knobs() if point.mode == one.ground]
-        return max(sizes, default=self.known.smallest)
+        sizes = [point.micro_batch_size for point in self.probes.fitting_without_knobs() if point.mode == one.ground]
+        return max(sizes, default=self.probes.smallest)
 
     def proposals(self) -> list[Proposal]:
         """Return the probes so far and the next one; once all have ended, the quality checks of those that would pay."""
@@ -137,14 +115,14 @@ class KnobSearch:
         for one in self.modes:
             sizes, over = self.sizes(one)
             room = MOST_PROBES - len(proposals)
-            proposals += [self.known.probe(OperatingPoint(one.mode, size)) for size in sizes[:room]]
+            proposals += [self.trials.probe(OperatingPoint(one.mode, size)) for size in sizes[:room]]
             if not over and len(sizes) <= room:
                 return proposals
             if len(proposals) == MOST_PROBES:
                 break
-        if not self.known.all_ended(proposals):
+        if not self.trials.all_ended(proposals):
             return proposals
-        checks = [trial for one in self.to_check for trial in quality_trials(self.context, one.mode, one.ground)]
+        checks = [trial for one in self.to_check for trial in quality_trials(self.trials.context, one.mode, one.ground)]
         once = {trial.id: trial for trial in checks}  # modes of one ground share the runs without a knob
         return [*proposals, *once.values()]
 
@@ -153,8 +131,8 @@ class KnobSearch:
         trials, sizes = list[Trial](), [self.first_size(one)]
         while True:
             point = OperatingPoint(one.mode, sizes[-1])
-            trial = self.known.probe_of(point)
-            if trial is None and self.known.over_budget(point):
+            trial = self.trials.probe_of(point)
+            if trial is None and self.probes.over_budget(point):
                 return sizes[:-1], True
             if trial is None or not trial.state.ended:
                 return sizes, False
@@ -166,13 +144,13 @@ class KnobSearch:
 
     def _following(self, one: KnobMode, trials: list[Trial]) -> int | None:
         """Return the size to probe next; None where the search has ended, or no size that may fit could pay."""
-        predicted = self.known.predicted(one.mode) or self.known.predicted(one.ground)
+        predicted = self.trials.predicted(one.mode) or self.trials.predicted(one.ground)
         step = next_probe(
-            [self.known.outcome(trial) for trial in trials],
-            self.known.capacity_bytes(),
+            [self.probes.outcome(trial) for trial in trials],
+            self.trials.capacity_bytes(),
             predicted.lines[-1] if predicted else None,
-            smallest=self.known.smallest,
-            largest=self.known.largest_of(trials),
+            smallest=self.probes.smallest,
+            largest=self.probes.largest_of(trials),
         )
         if isinstance(step, SearchEnd) or self._cannot_pay(one, trials, step.micro_batch_size):
             return None
@@ -192,7 +170,7 @@ class KnobSearch:
         """Return the exponent with which speed last grew with the size; 1, the most there is, where one size alone was probed."""
         rates = {
             point.micro_batch_size: rate_of(trial)
-            for point, trial in self.known.without_knobs().items()
+            for point, trial in self.probes.fitting_without_knobs().items()
             if point.mode == ground and rate_of(trial) > 0
         }
         if len(rates) < 2:
@@ -202,25 +180,27 @@ class KnobSearch:
         return math.log(rates[largest] / rates[before]) / math.log(largest / before)
 
     def fastest_without(self) -> float:
-        return max(map(rate_of, self.known.without_knobs().values()), default=0.0)
+        return max(map(rate_of, self.probes.fitting_without_knobs().values()), default=0.0)
 
     # What may be chosen
 
     def fitting(self, one: KnobMode) -> dict[OperatingPoint, Trial]:
         """Return the probes of a mode that fit."""
         points = [OperatingPoint(one.mode, size) for size in self.sizes(one)[0]]
-        return {point: trial for point in points if (trial := self.known.probe_of(point)) and self.known.fits(trial)}
+        return {point: trial for point in points if (trial := self.trials.probe_of(point)) and self.trials.fits(trial)}
 
     @cached_property
     def to_check(self) -> list[KnobMode]:
         """The modes whose loss must be looked at, since they change it and would be chosen otherwise; as many as the stage may
         take the time for."""
         wanted = [one for one in self.modes if that_change_the_loss(one.names) and self.is_faster(one)]
-        allowed, spent = self.known.allowed.part(CHECKED_SHARE), self.known.probed
+        allowed, spent = self.probes.allowed.part(CHECKED_SHARE), self.probes.probed
         return [
             one
             for number, one in enumerate(wanted, start=1)
-            if allowed.holds(spent + self.known.cost(one.ground, quality_split(self.context), number * QUALITY_STEPS))
+            if allowed.holds(
+                spent + self.trials.cost(one.ground, quality_split(self.trials.context), number * QUALITY_STEPS)
+            )
         ]
 
     def is_faster(self, one: KnobMode) -> bool:
@@ -229,7 +209,7 @@ class KnobSearch:
 
     def quality(self, one: KnobMode) -> Quality | None:
         """Return what the quality check found; None while it has not ended, and of a mode that needs none."""
-        return quality_of(self.context, one.mode, one.ground) if one in self.to_check else None
+        return quality_of(self.trials.context, one.mode, one.ground) if one in self.to_check else None
 
     def eligible(self) -> dict[OperatingPoint, Trial]:
         """Return the probes that fit of the modes that a study may go on with: where they change the loss they have
