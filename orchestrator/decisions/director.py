@@ -17,7 +17,6 @@ from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.decisions import verdicts
 from batchscout.orchestrator.decisions.budget import Spending
 from batchscout.orchestrator.decisions.decision import GO_ON, Action, Decision, stop
-from batchscout.orchestrator.decisions.kill_rules import judge_probe
 from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
@@ -177,10 +176,11 @@ class Director:
             return Decision(Action.STOP)
         self._observer.progressed(trial, {**message.metrics})
         self._hear_losses(trial, message)
-        decision = self._between_rungs(heard_from(trial, message.lane), message.metrics)
+        heard = heard_from(trial, message.lane)
+        decision = verdicts.on_report(self.context, heard, {**message.metrics}, self._losses[trial_id])
         if message.evaluated:
             self._evaluated(trial_id, message)
-            decision = decision if decision.action is Action.STOP else self._on_outlook(trial)
+            decision = decision if decision.action is Action.STOP else verdicts.on_evaluation(self.context, trial)
         if decision.action is Action.GO_ON and self._spending.is_spent:
             decision = stop(Cause.BUDGET, self._spending.reason)
         if decision.action is Action.STOP:
@@ -305,28 +305,6 @@ class Director:
         del losses[max(0, steps - len(message.step_losses)) :]
         losses.extend(message.step_losses)
 
-    def _between_rungs(self, trial: Trial, metrics: dict[str, float]) -> Decision:
-        decision = verdicts.on_validation({**metrics})
-        if decision.action is Action.STOP:
-            return decision
-        losses = self._losses[trial.id]
-        if trial.config.evaluations:
-            config = self.context.config
-            decision = verdicts.on_losses(config, trial, {**metrics}, losses)
-            if decision.action is Action.STOP or self.context.disturbance({**metrics}):
-                return decision
-            return verdicts.on_speed(self.study, config, trial, {**metrics})
-        decision = verdicts.on_short_run(losses)
-        return decision if decision.action is Action.STOP else self._on_probe(metrics)
-
-    def _on_probe(self, metrics: dict[str, float]) -> Decision:
-        limit = self.stage.step_seconds_limit(self.context)
-        return GO_ON if limit is None else judge_probe(metrics, limit)
-
-    def _on_outlook(self, trial: Trial) -> Decision:
-        why = self.stage.too_slow_to_win(self.context, trial)
-        return GO_ON if why is None else stop(Cause.LOW_THROUGHPUT, why)
-
     def _evaluated(self, trial_id: str, message: Message) -> None:
         """Journal an evaluation that is new. A run that goes on from where it was evaluated last tells of that once more, lest the driver
         had not heard of it, and has got no further: what took its machine down may do so again."""
@@ -349,15 +327,11 @@ class Director:
                 self._end(trial.id, TrialState(outcome), cause, message.reason, {**message.metrics})
 
     def _on_complete(self, trial_id: str, message: Message) -> None:
-        """End a trial that ran to its end; it is pruned all the same if its loss is not finite or its steps crawl."""
+        """End a trial that ran to its end, which may be pruned all the same."""
         metrics: Metrics = {**message.metrics}
-        losses = (*message.step_losses, message.metrics.get("val_loss", 0.0))
-        bad_loss = next((loss for loss in losses if not math.isfinite(loss)), None)
-        if bad_loss is not None:
-            return self._end(trial_id, TrialState.PRUNED, Cause.DIVERGED, f"the loss is {bad_loss}", metrics)
-        probed = self._on_probe(message.metrics)
-        if probed.action is Action.STOP:
-            return self._end(trial_id, TrialState.PRUNED, probed.cause, probed.reason, metrics)
+        decision = verdicts.on_end(self.context, metrics, message.step_losses)
+        if decision.action is Action.STOP:
+            return self._end(trial_id, TrialState.PRUNED, decision.cause, decision.reason, metrics)
         if "val_loss" in message.metrics:
             self._evaluated(trial_id, message)
         return self._end(trial_id, TrialState.COMPLETE, None, message.reason, metrics)

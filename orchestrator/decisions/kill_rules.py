@@ -1,4 +1,4 @@
-"""Which trials are stopped between rungs. Pure: values in, decisions with reasons out."""
+"""Which trials are stopped, but at rungs. Pure: values in, decisions with reasons out."""
 
 from __future__ import annotations
 
@@ -108,3 +108,11 @@ def judge_probe(metrics: Mapping[str, float | None], max_step_seconds: float) ->
     if seconds > max_step_seconds:
         return stop(Cause.TOO_SLOW, f"a step takes {seconds:.1f} s, more than max_step_seconds ({max_step_seconds:g})")
     return GO_ON
+
+
+def judge_silence(seconds: float, max_silent_seconds: float | None) -> Decision:
+    """Return stop for a trial that has said nothing for too long."""
+    if max_silent_seconds is None or seconds <= max_silent_seconds:
+        return GO_ON
+    limit = f"kill.max_silent_seconds ({max_silent_seconds:g})"
+    return stop(Cause.FAILED, f"it said nothing for {seconds:.0f} s, longer than {limit}")

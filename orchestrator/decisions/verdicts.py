@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import AshaPruner, StageKeys, pruner_of
 from batchscout.orchestrator.decisions.decision import GO_ON, Action, Decision, stop
-from batchscout.orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_throughput
+from batchscout.orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_probe, judge_throughput
 from batchscout.orchestrator.decisions.pruners import Demand, Entrant, judge_rung, mean_of_seeds
-from batchscout.orchestrator.stages.context import disturbance_in
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext, disturbance_in
 from batchscout.orchestrator.stages.estimates.node_speeds import slowness, stragglers
 from batchscout.orchestrator.stages.estimates.speeds import usual_share
 from batchscout.orchestrator.study.causes import Cause
@@ -120,6 +122,43 @@ def levels_waited_at(study: Study, stage: StageKeys) -> list[int]:
     return sorted({trial.config.rungs.index(min(trial.rungs.keys() - trial.promoted)) for trial in paused})
 
 
+def on_report(context: StageContext[StageKeys], trial: Trial, metrics: Metrics, losses: list[float]) -> Decision:
+    """Return stop for a trial whose latest report breaks a rule; else go on.
+
+    losses: the loss of every step that was heard from it.
+    """
+    decision = _on_validation(metrics)
+    if decision.action is Action.STOP:
+        return decision
+    if (
+        not trial.config.evaluations
+    ):  # a run of a few steps, of which no more is asked than a finite loss and usable steps
+        decision = judge_losses(losses, 0, None, 1, None)
+        return decision if decision.action is Action.STOP else _on_steps(context, metrics)
+    decision = on_losses(context.config, trial, metrics, losses)
+    if decision.action is Action.STOP or context.disturbance(metrics):
+        return decision
+    return on_speed(context.study, context.config, trial, metrics)
+
+
+def on_evaluation(context: StageContext[StageKeys], trial: Trial) -> Decision:
+    """Return stop for a trial that, by its evaluations, can no longer win; else go on."""
+    why = stage_of(context.stage).too_slow_to_win(context, trial)
+    return GO_ON if why is None else stop(Cause.LOW_THROUGHPUT, why)
+
+
+def on_end(context: StageContext[StageKeys], metrics: Metrics, step_losses: Sequence[float]) -> Decision:
+    """Return stop for a trial that ran to its end, and whose loss is not finite or whose steps crawl; else go on.
+
+    step_losses: those that it had not told before.
+    """
+    bad_loss = next((loss for loss in step_losses if not math.isfinite(loss)), None)
+    if bad_loss is not None:
+        return stop(Cause.DIVERGED, f"the loss is {bad_loss}")
+    decision = _on_validation(metrics)
+    return decision if decision.action is Action.STOP else _on_steps(context, metrics)
+
+
 def on_losses(config: StudyConfig, trial: Trial, metrics: Metrics, losses: list[float]) -> Decision:
     """Return stop for a full run that diverges; else go on.
 
@@ -176,12 +215,12 @@ def _on_plan(study: Study, config: StudyConfig, trial: Trial, metrics: Metrics) 
     return judge_plan(rate, planned, rules.min_relative_throughput, usual)
 
 
-def on_short_run(losses: list[float]) -> Decision:
-    """Return stop for a run of a few steps whose loss is not finite; nothing else ends it."""
-    return judge_losses(losses, 0, None, 1, None)
+def _on_steps(context: StageContext[StageKeys], metrics: Metrics) -> Decision:
+    limit = stage_of(context.stage).step_seconds_limit(context)
+    return GO_ON if limit is None else judge_probe(metrics, limit)
 
 
-def on_validation(metrics: Metrics) -> Decision:
+def _on_validation(metrics: Metrics) -> Decision:
     """Return stop for a validation loss that is not finite."""
     loss = metrics.get("val_loss", 0.0)
     if loss is not None and math.isfinite(loss):

@@ -18,6 +18,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from batchscout.orchestrator.decisions.decision import Action
+from batchscout.orchestrator.decisions.kill_rules import judge_silence
 from batchscout.orchestrator.execution import process_endings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
@@ -659,14 +661,12 @@ class Dispatcher:
 
     def _end_if_silent(self, trial: _Handover) -> bool:
         """End a trial that has said nothing for too long, and return whether it has."""
-        if self._max_silent_seconds is None or trial.heard_at is None:
+        if trial.heard_at is None:
             return False
-        seconds = time.monotonic() - trial.heard_at
-        if seconds <= self._max_silent_seconds:
+        decision = judge_silence(time.monotonic() - trial.heard_at, self._max_silent_seconds)
+        if decision.action is not Action.STOP:
             return False
-        limit = f"kill.max_silent_seconds ({self._max_silent_seconds:g})"
-        reason = f"it said nothing for {seconds:.0f} s, longer than {limit}"
-        trial.deliver(Message(outcome="failed", reason=reason))
+        trial.deliver(Message(outcome="failed", cause=decision.cause, reason=decision.reason))
         return True
 
 
