@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, Subset
 
 from batchscout.trainers.data.streams import Stream, is_stream
 from batchscout.trainers.data.workers import Workers
+from batchscout.trainers.sources.sampling import places_of
 
-KEPT = ("seq_len", "vocab_size", "content_hash")
+KEPT_OF_A_PART = ("seq_len", "vocab_size")
+KEPT = (*KEPT_OF_A_PART, "content_hash")
 """What a set may tell of itself."""
-IN_ANY_ORDER = (
-    "RandomSampler",
-    "SequentialSampler",
-    "SeedableRandomSampler",
-    "LengthGroupedSampler",
-    "DistributedSampler",
-)
 
 
 class Loaded:
@@ -26,38 +21,26 @@ class Loaded:
 
     def __init__(self, loader: Any, where: str) -> None:
         """where: the loader, in words. Raises ValueError where the samples could not be taken in the study's order."""
-        _refuse_what_cannot_be_honoured(loader, where)
-        self.samples, self.collate_fn, self.loader = loader.dataset, loader.collate_fn, loader
+        places, whole = places_of(loader, where), loader.dataset
+        is_whole = len(places) == len(whole)
+        self.samples = whole if is_whole else Subset(whole, places)
+        self.collate_fn, self.loader = loader.collate_fn, loader
         if hasattr(self.samples, "__getitems__"):
             self.__getitems__ = self.samples.__getitems__
-        for name in KEPT:
-            if hasattr(self.samples, name):
-                setattr(self, name, getattr(self.samples, name))
-        fingerprint = getattr(self.samples, "_fingerprint", None)  # of a set of the library datasets
-        if isinstance(fingerprint, str):
+        for name in KEPT if is_whole else KEPT_OF_A_PART:
+            if hasattr(whole, name):
+                setattr(self, name, getattr(whole, name))
+        fingerprint = getattr(whole, "_fingerprint", None)  # of a set of the library datasets
+        if isinstance(fingerprint, str) and is_whole:
             self.content_hash = fingerprint
-        if (lengths := lengths_told(self.samples)) is not None:
-            self.lengths = lengths
+        if (lengths := lengths_told(whole)) is not None:
+            self.lengths = lengths if is_whole else [lengths[place] for place in places]
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Any:
         return self.samples[index]
-
-
-def _refuse_what_cannot_be_honoured(loader: Any, where: str) -> None:
-    sampler = loader.sampler
-    name = type(sampler).__name__
-    if isinstance(sampler, RandomSampler) and sampler.replacement:
-        name += "(replacement=True)"
-    elif isinstance(sampler, RandomSampler) and sampler.num_samples < len(sampler.data_source):
-        name += f"(num_samples={sampler.num_samples})"
-    if name not in IN_ANY_ORDER:
-        raise ValueError(
-            f"{where} chooses its samples by a {name}, and every batch of a study must see the same samples in the same order; let "
-            "the data set hold the samples as often as they are to come, and leave the sampler out"
-        )
 
 
 def _refuse_batches_of_its_own(loader: Any, where: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset, SubsetRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from batchscout.trainers.sources.sampling import places_of
 from batchscout.trainers.sources.settings import num_samples_of
 
 HELD_OUT = 0.1
@@ -42,20 +43,7 @@ class Tenths(IterableDataset[Any]):
         yield from (one for number, one in enumerate(self.stream) if (number % every == every - 1) == self.held_out)
 
 
-def places_of(loader: DataLoader[Any]) -> list[int]:
-    """Return the samples of its set that a loader goes through, in their order. Raises ValueError where it prefers some of them."""
-    sampler = loader.sampler
-    if isinstance(sampler, SubsetRandomSampler):
-        return sorted(map(int, sampler.indices))
-    if not isinstance(sampler, RandomSampler | SequentialSampler) and not hasattr(sampler, "num_replicas"):
-        raise ValueError(
-            f"its DataLoader chooses its samples by a {type(sampler).__name__}, and every batch of a study must see the same samples in the same "
-            "order; let the data set hold the samples as often as they are to come, and leave the sampler out"
-        )
-    return list(range(num_samples_of(loader.dataset) or 0))
-
-
-def of_places(loader: DataLoader[Any], places: list[int]) -> DataLoader[Any]:
+def of_places(loader: DataLoader[Any], places: Sequence[int]) -> DataLoader[Any]:
     return _with_set(loader, Subset(loader.dataset, places))
 
 

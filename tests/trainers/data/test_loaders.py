@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import pytest
@@ -12,18 +14,51 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
 )
 
 from batchscout.trainers.data.loaders import Loaded, read_by
 
 SAMPLES = TensorDataset(torch.arange(12))
+MANY = TensorDataset(torch.arange(400))
 
 
 class ByLength(BatchSampler):
     """One of the user's own."""
+
+
+class OfOnesOwn(Sampler[int]):
+    def __init__(self, samples: Sized) -> None:
+        self.chance, self.number = random.Random(0), len(samples)
+
+    def shuffled(self) -> list[int]:
+        return self.chance.sample(range(self.number), self.number)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.shuffled())
+
+
+class EasyFirst(OfOnesOwn):
+    """In another order in every pass, and what has a small number always among the first."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.shuffled(), key=lambda place: place + 100 * self.chance.random()))
+
+
+class RandomPart(OfOnesOwn):
+    """Another half of the set in every pass."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.shuffled()[: self.number // 2])
+
+
+class WithoutAnEnd(OfOnesOwn):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain.from_iterable(self.shuffled() for _ in itertools.count())
 
 
 class Batches(IterableDataset[torch.Tensor]):
@@ -42,7 +77,11 @@ def loader(**settings: Any) -> Callable[[], DataLoader[Any]]:
         (loader(batch_sampler=[[0, 1], [2]]), r"makes its batches by a list \(batch_sampler\)"),
         (loader(batch_size=None), "has batch_size=None, so its data set makes the batches"),
         (loader(samples=Batches(), batch_size=None), "has batch_size=None, so its data set makes the batches"),
-        (loader(sampler=SubsetRandomSampler(range(4))), "chooses its samples by a SubsetRandomSampler"),
+        (loader(sampler=WeightedRandomSampler(torch.arange(1.0, 13), 12)), "chooses its samples by a WeightedRandomSampler"),
+        (loader(samples=MANY, sampler=WeightedRandomSampler(torch.arange(1.0, 1 + len(MANY)), len(MANY), replacement=False)), "chooses its samples by a WeightedRandomSampler"),
+        (loader(samples=MANY, sampler=EasyFirst(MANY)), "chooses its samples by a EasyFirst"),
+        (loader(samples=MANY, sampler=[*range(len(MANY)), 0]), "chooses its samples by a list"),
+        (loader(samples=MANY, sampler=RandomPart(MANY)), "chooses its samples by a RandomPart"),
         (loader(sampler=RandomSampler(SAMPLES, replacement=True)), r"chooses its samples by a RandomSampler\(replacement=True\)"),
         (loader(sampler=RandomSampler(SAMPLES, num_samples=4)), r"chooses its samples by a RandomSampler\(num_samples=4\)"),
     ],
@@ -65,3 +104,20 @@ def test_an_order_and_a_number_of_samples_are_the_studys_to_choose(settings: dic
     found = read_by(DataLoader(SAMPLES, **settings), "the loader")
     assert isinstance(found, Loaded)
     assert len(found) == len(SAMPLES)
+
+
+@pytest.mark.parametrize("make", [OfOnesOwn, WithoutAnEnd, lambda samples: range(len(samples))])
+def test_a_sampler_of_ones_own_that_prefers_no_sample_is_a_shuffle(make: Callable[[Sized], Any]) -> None:
+    found = read_by(DataLoader(MANY, sampler=make(MANY)), "the loader")
+    assert isinstance(found, Loaded)
+    assert [int(found[place][0]) for place in range(len(found))] == list(range(len(MANY)))
+
+
+def test_of_a_part_of_a_set_a_study_takes_that_part_with_its_lengths() -> None:
+    samples = TensorDataset(torch.arange(12))
+    samples.lengths, samples.content_hash = list(range(1, 13)), "that of the whole"  # type: ignore[attr-defined]
+    found = read_by(DataLoader(samples, sampler=SubsetRandomSampler([7, 2, 5])), "the loader")
+    assert isinstance(found, Loaded)
+    assert [int(found[place][0]) for place in range(len(found))] == [2, 5, 7]
+    assert found.lengths == [3, 6, 8]
+    assert not hasattr(found, "content_hash")

@@ -20,7 +20,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from batchscout.trainers.sources.held_out import held_out, of_places, places_of
+from batchscout.trainers.sources.held_out import held_out, of_places
+from batchscout.trainers.sources.sampling import places_of
 from batchscout.trainers.sources.settings import num_samples_of
 
 _VALIDATES = ("val", "valid", "validation", "eval", "dev", "test", "te")
@@ -258,13 +259,17 @@ def _each_once(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return a loader that takes each of its samples once, and those of no other part of its set; what it does otherwise is for others
     to refuse."""
     is_otherwise = draws_at_will(loader) or isinstance(loader.sampler, SubsetRandomSampler)
-    return of_places(loader, places_of(loader)) if is_otherwise else loader
+    return of_places(loader, _places(loader)) if is_otherwise else loader
+
+
+def _places(loader: DataLoader[Any]) -> Sequence[int]:
+    return range(num_samples_of(loader.dataset) or 0) if draws_at_will(loader) else places_of(loader)
 
 
 def with_plain_batches(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return the loader with batches that are dictionaries of Python's own."""
     collate = loader.collate_fn
-    plain = of_places(loader, places_of(loader))
+    plain = of_places(loader, _places(loader))
     plain.collate_fn = lambda samples: dict(collate(samples))
     return plain
 
