@@ -104,7 +104,8 @@ def _pinned(batch: Any, device: torch.device) -> Any:
 def _moved_by_itself(batch: Any, device: torch.device) -> Any:
     known = inspect.signature(batch.to).parameters.values()
     waits = not any(one.name == "non_blocking" or one.kind is one.VAR_KEYWORD for one in known)
-    return batch.to(device) if waits else batch.to(device, non_blocking=device.type == "cuda")
+    moved = batch.to(device) if waits else batch.to(device, non_blocking=device.type == "cuda")
+    return batch if moved is None else moved  # as a `to` that moves what it holds, and returns nothing
 
 
 def _with(mapping: MutableMapping[Any, Any], values: dict[Any, Any]) -> MutableMapping[Any, Any]:

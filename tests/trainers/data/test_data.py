@@ -900,6 +900,11 @@ class Movable:
         return Movable(self.x.to(device))
 
 
+class MovedInPlace(Movable):
+    def to(self, device: torch.device) -> None:  # type: ignore[override]
+        self.x = self.x.to(device)
+
+
 @dataclass(frozen=True)
 class Record:
     x: torch.Tensor
@@ -913,6 +918,7 @@ def test_a_batch_moves_whatever_it_is_made_of() -> None:
     moved = move(OrderedDict(own=Movable(one), record=Record(one, [Record(one, "name")]), packed=packed), meta)
     assert isinstance(moved, OrderedDict)
     assert moved["own"].x.is_meta
+    assert move((MovedInPlace(one),), meta)[0].x.is_meta
     assert moved["record"].x.is_meta
     assert moved["record"].more[0].x.is_meta
     assert (moved["record"].more[0].more, moved["record"].length) == ("name", 0)

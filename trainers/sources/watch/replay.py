@@ -9,7 +9,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +43,8 @@ SAME = 1e-5
 """So far, as a share of what was seen, the replayed loss and gradient may be off."""
 LOSS_MODULE = "batchscout_loss_of_a_script"
 _LATER = "__as_it_was__"
+_COUNTS = (1, 2, 3, 999_999)
+"""Numbers of a batch at which its loss is tried: after the first, far behind any warm-up, and the last of every 2, 4, 5, 8, 10, ... 1000."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,13 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
             # A wider piece of the script would hide it; and what a narrower one has told says more.
             return NotReplayed([*reasons, carried][0], None if changes else _of_a_loader(seen))
         for bound in bindings(code, place, seen):
-            if (frozen := _frozen(code, place, bound, seen)) is not None:
+            frozen = _frozen(code, place, bound, seen)
+            counters = frozen.counters if frozen is not None else ()
+            if frozen is not None and not _same_at_every_count(code, place, bound, seen, counters):
                 reasons.insert(0, frozen.reason)  # it says more than what came of trying
                 changes |= not frozen.is_state
                 continue
-            found = _function(code, place, bound)
+            found = _function(code, place, _counting(bound, counters, _COUNTS[0]))
             factor = _replayed(found, bound, seen)
             if not isinstance(factor, str):
                 return LossOfBatch(found.text, found.call, factor, Batches(bound.source, bound.seen), place, code)
@@ -136,6 +140,8 @@ class _Frozen:
     reason: str
     is_state: bool = False
     """True of what the loop has computed itself, as a hidden state that is cut off from its graph: a loss can be written without it."""
+    counters: tuple[str, ...] = ()
+    """The names, where all of it are numbers that count batches, steps or epochs."""
 
 
 def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen | None:
@@ -144,7 +150,7 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
     given = {name for one in bound.begin for name in names_set(one)}
     counted = {name for one in bound.begin for name in _given_a_number(one)}
     _, _, read = _batched(code, bound)
-    changes = changing(seen)
+    changes, counters = changing(seen), dict[str, _Frozen]()
     for name in sorted(read):
         root = name.split(".")[0]
         value = or_none(place, name)
@@ -152,18 +158,31 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
             continue
         is_plain = isinstance(value, int | float | str | Tensor) or is_of_numbers(value)
         if is_plain and (name in counted or (root not in given and (name in changes or root in changes))):
-            is_state = name in code.changed and isinstance(value, Tensor) and value.is_floating_point()
-            return _Frozen(
+            found = _Frozen(
                 f"its loss reads {name}, which is another in later batches and does not come from the batch, and a study would keep it as it was in "
                 "the first; compute it from the batch, or let a DataLoader give it",
-                is_state,
+                is_state=name in code.changed and isinstance(value, Tensor) and value.is_floating_point(),
             )
+            if not isinstance(value, int) or isinstance(value, bool) or "." in name:
+                return found
+            counters[name] = found
     if (twin := _twin(read, place, seen)) is not None:
         return _Frozen(
             f"its loss reads {twin}, a module of the same shape as the one that is trained, as an average of its weights or a teacher is: a study "
             "would keep it as it was"
         )
-    return None
+    return next((replace(one, counters=tuple(counters)) for one in counters.values()), None)
+
+
+def _same_at_every_count(code: LossCode, place: Place, bound: Bound, seen: Seen, counters: tuple[str, ...]) -> bool:
+    """True if loss and gradient of the first batch would be as they were seen, had it another number: the number is only printed, say."""
+    made = (_function(code, place, _counting(bound, counters, count)) for count in _COUNTS)
+    return bool(counters) and not any(isinstance(_replayed(one, bound, seen), str) for one in made)
+
+
+def _counting(bound: Bound, counters: tuple[str, ...], count: int) -> Bound:
+    """Return how a batch gets its names where these counters stand at `count`."""
+    return replace(bound, begin=(*bound.begin, *(ast.parse(f"{name} = {count}").body[0] for name in counters)))
 
 
 def _given_a_number(statement: ast.stmt) -> set[str]:
@@ -270,7 +289,7 @@ def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
             copies.put_in_use(seen)
             with torch.enable_grad():
                 random.put_back()
-                loss = made.call(bound.seen)
+                loss = made.call(copy.deepcopy(bound.seen))  # which they may change, as who normalizes in place
                 loss.backward()
         except (
             Exception,

@@ -287,6 +287,19 @@ FORMS = {
                     loss = loss.mean()
                 optimizer.zero_grad(); loss.backward(); optimizer.step()
     """,
+    "the batch's number is handed on and printed": """
+        def loss_of(number, epoch, step, x, y):
+            if number == epoch == 0:
+                print("first batch", x.shape, step)
+            x.div_(2)
+            return F.cross_entropy(net(x), y)
+        optimizer, step = torch.optim.AdamW(net.parameters(), lr=0.01), 0
+        for epoch in range(5):
+            for number, (x, y) in enumerate(train_loader):
+                loss = loss_of(number, epoch, step, x, y)
+                optimizer.zero_grad(); loss.backward(); optimizer.step()
+                step += 1
+    """,
     "the loss in several lines": """
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
         for epoch in range(5):
@@ -611,6 +624,12 @@ REFUSED = {
             loss = F.cross_entropy(net(x), y) + min(1.0, step / 100) * net(x).pow(2).mean()
             optimizer.zero_grad(); loss.backward(); optimizer.step()
             step += 1
+    """,
+    "reads number, which is another in later batches": """
+        optimizer = torch.optim.Adam(net.parameters())
+        for number, (x, y) in enumerate(train_loader):
+            loss = F.cross_entropy(net(x), y) * (2.0 if number % 10 == 9 else 1.0)
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
     """,
     "reads i, which is another in later batches": """
         optimizer = torch.optim.Adam(net.parameters())
