@@ -47,8 +47,10 @@ def found(study: Study, kind: type[Found]) -> Found | None:
 
 
 def found_in(conclusion: Conclusion, kind: type[Found]) -> Found | None:
-    """Return the findings in a stage's conclusion; None if it found nothing."""
-    return None if conclusion.findings is None else _adapter(kind).validate_python(conclusion.findings)
+    """Return the findings in a stage's conclusion; None if it found nothing. They are read from their JSON once."""
+    if conclusion.findings is not None and kind not in conclusion.typed:
+        conclusion.typed[kind] = _adapter(kind).validate_python(conclusion.findings)
+    return conclusion.typed.get(kind)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import itertools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -56,6 +57,11 @@ class Conclusion:
     notes: tuple[str, ...] = ()
     bad_input: bool = False
     """True if what the user gave cannot be run, and nothing else is wrong."""
+
+    @functools.cached_property
+    def typed(self) -> dict[type, Any]:
+        """The findings in the stage's own type, once they have been read."""
+        return {}
 
 
 @dataclass
