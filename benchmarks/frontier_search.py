@@ -202,9 +202,9 @@ def config(case: Case, micro_batch_size: int) -> Any:
 def held(case: Case, taken_bytes: int = 0) -> contextlib.AbstractContextManager[None]:
     """Hold this process to the case's limit while the block runs. It has taken `taken_bytes` of that limit already; a GPU's
     allocator knows that by itself."""
-    from batchscout.trainers.device.memory import held_to
+    from batchscout.trainers.device.memory import memory_of
 
-    return held_to(case.limit_bytes - (0 if case.device == "cuda" else taken_bytes), device_of(case))
+    return memory_of(device_of(case)).held_to(case.limit_bytes - (0 if case.device == "cuda" else taken_bytes))
 
 
 def device_of(case: Case) -> Any:

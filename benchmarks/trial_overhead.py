@@ -147,13 +147,13 @@ def _train_function(given: dict[str, Any]) -> None:
     from ray import train
 
     from batchscout.trainers.config import TrialConfig
-    from batchscout.trainers.device import memory
+    from batchscout.trainers.device import gpu_memory
     from batchscout.trainers.loop import train as train_one
     from batchscout.trainers.report import Report
 
     # Each of these trials is a process of its own, whose first report would wait 2 to 20 s to read what it can have of
     # a GPU. That reading is ours, made for a lane that does it once, and is not to count as Ray's time.
-    memory.MOST_SECONDS_TO_SETTLE = 0.0
+    gpu_memory.MOST_SECONDS_TO_SETTLE = 0.0
     last: list[dict[str, float]] = [{}]
 
     def keep(report: Report) -> None:

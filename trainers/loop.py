@@ -7,9 +7,9 @@ from pathlib import Path
 
 from batchscout.trainers.before.compilation import warm_up
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.device import memory
 from batchscout.trainers.device.determinism import deterministic
 from batchscout.trainers.device.device import pick_device
+from batchscout.trainers.device.memory import memory_of
 from batchscout.trainers.device.tensor_float import tensor_float_32
 from batchscout.trainers.report import Answer, Known, ReportFunction
 from batchscout.trainers.reporting.reporter import Reporter, crossed, notices_reported
@@ -31,7 +31,7 @@ def train(
     with deterministic(config.deterministic), tensor_float_32(config.allow_tf32), notices_reported(report):
         with contextlib.chdir("."):  # where the run's relative paths begin, whatever a user's code does there
             compile_seconds = warm_up(config, device)
-        idle_bytes = memory.idle_bytes(device)
+        idle_bytes = memory_of(device).idle_bytes()
         with contextlib.closing(Run(config, device, compile_seconds)) as run:
             return _train(run, report, directory, token, known, idle_bytes)
 
@@ -43,7 +43,7 @@ def _train(
     config, device = run.config, run.device
     unanswered = run.resume(directory, token, known)
     run.meter.peak.forget()  # while a checkpoint is loaded it is in memory twice, which is no part of training
-    with memory.held_to(config.memory_limit_bytes, device, idle_bytes):
+    with memory_of(device).held_to(config.memory_limit_bytes, idle_bytes):
         reporter = Reporter(run, report, directory, token)
         if unanswered and reporter.repeat(unanswered) is Answer.STOP:
             return Answer.STOP

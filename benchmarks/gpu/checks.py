@@ -295,14 +295,14 @@ def ran_out(device: str, tiny: bool) -> Found:
             train(config, lambda report: losses.append(report.metrics.get("loss", 0.0)), Path(folder) / name)
 
         one(4, "first")
-        first, before = losses[-1], memory.bytes_kept(pick_device()) or 0
+        first, before = losses[-1], memory.memory_of(pick_device()).bytes_kept() or 0
         while said is None:
             size *= 4
             try:
                 one(size, f"m{size}")
             except (RuntimeError, MemoryError) as error:
                 said, recognised = f"{type(error).__name__}: {error}"[:300], is_out_of_memory(error)
-        after = memory.bytes_kept(pick_device()) or 0
+        after = memory.memory_of(pick_device()).bytes_kept() or 0
         one(4, "again")
     found = {"ran_out_at": size, "said": said, "recognised": recognised, "more_bytes_kept": after - before}
     return found | {
@@ -331,14 +331,14 @@ def compiled_with_little(device: str, tiny: bool, gib: float) -> Found:
 
     place = torch.device(device)
     ballast = ballast_that_leaves(int(gib * GIB), place) if device == "cuda" else None
-    left = memory.free_bytes(place)
+    left = memory.memory_of(place).free_bytes()
     texts, recognised = list[str](), list[bool]()
     for compiled in (True, "whole") if device == "cuda" else (True,):
         try:
             # A tiny model: what runs out is to be the compiler's and the driver's, not the room for the weights.
             warm_up(trial(True, compile=compiled, micro_batch_size=8, precision="bfloat16"), place)
         except Exception as error:  # all of them are what this check is after
-            recognised.append(is_out_of_memory(error, memory.free_bytes(place)))
+            recognised.append(is_out_of_memory(error, memory.memory_of(place).free_bytes()))
             texts.append("".join(traceback.format_exception_only(error))[:1000])
     del ballast
     if device != "cuda":
@@ -352,7 +352,7 @@ def ballast_that_leaves(left_bytes: int, device: Any) -> Any:
 
     from batchscout.trainers.device import memory
 
-    size = max(0, (memory.free_bytes(device) or 0) - left_bytes)
+    size = max(0, (memory.memory_of(device).free_bytes() or 0) - left_bytes)
     while True:
         try:
             return torch.empty(size, dtype=torch.uint8, device=device)

@@ -118,7 +118,7 @@ def run_side(driver: Connection, name: str, device: str, tiny: bool, size: int) 
             turn = turn or (by_hand if name == BY_HAND else ours)(config(name, tiny, size), place)
             driver.send(turn(seconds))
         except Exception as error:  # the other sides are to go on
-            what = "out_of_memory" if is_out_of_memory(error, memory.free_bytes(place)) else "raised"
+            what = "out_of_memory" if is_out_of_memory(error, memory.memory_of(place).free_bytes()) else "raised"
             driver.send({what: f"{type(error).__name__}: {error}"[:300]})
         memory.give_back()
 
@@ -165,7 +165,7 @@ def by_hand(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
 
     from batchscout.trainers.data.samples import first_of, load_data
     from batchscout.trainers.device.device_peak import device_peak
-    from batchscout.trainers.device.memory import PeakMeter, device_metrics
+    from batchscout.trainers.device.memory import memory_of
     from batchscout.trainers.model.models import initial_module
     from batchscout.trainers.speed.flops import work_of
     from batchscout.trainers.speed.throughput import StepClock, utilisation
@@ -176,7 +176,7 @@ def by_hand(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
     work = work_of(trial, module, first_of(train_set, 1))
     module.to(place)
     optimizer, model = build_optimizer(module, trial), torch.compile(module, dynamic=False)
-    meter, clock = PeakMeter(place), StepClock(place)
+    meter, clock = memory_of(place).peak(), StepClock(place)
     tokens = trial.micro_batch_size * trial.data.kwargs["seq_len"]
     batches = random_batches(train_set, trial.micro_batch_size, place)
     batch = next(batches)
@@ -195,7 +195,7 @@ def by_hand(trial: Any, place: Any) -> Callable[[float], dict[str, float]]:
     def turn(seconds: float) -> dict[str, float]:
         median = statistics.median(timed(step, clock, meter, place, seconds))
         peak = device_peak(place, trial.precision)
-        found = {"peak_memory_bytes": float(meter.peak_bytes()), **device_metrics(place), **clock.load.metrics()}
+        found = {"peak_memory_bytes": float(meter.peak_bytes()), **memory_of(place).metrics(), **clock.load.metrics()}
         found |= utilisation(work, peak, trial.micro_batch_size / median)
         return {"tokens_per_second": tokens / median} | {key: found[key] for key in TOLD if key in found}
 

@@ -151,7 +151,7 @@ def _freeze_what_is_imported() -> None:
 def _read_capacity() -> None:
     """Read what this process can have of its GPU: after NCCL took its part, and before a trial takes any."""
     from batchscout.trainers.device.device import pick_device
-    from batchscout.trainers.device.memory import capacity_bytes
+    from batchscout.trainers.device.gpu_memory import capacity_bytes
 
     if pick_device().type == "cuda":
         capacity_bytes(pick_device())
@@ -209,15 +209,16 @@ def _common_name() -> str:
 
 def run_and_say(assignment: Assignment, place: Place) -> bool:
     """Run one assignment and send its last word; False if this process is not fit for another one."""
-    from batchscout.trainers.device import memory
     from batchscout.trainers.device.device import pick_device
+    from batchscout.trainers.device.memory import memory_of
 
     device = pick_device()
-    idle_bytes = 0 if device.type == "cuda" else memory.idle_bytes(device)
-    last_word, clean = memory.without_after_effects(device, lambda: run_trial(assignment, place))
+    memory = memory_of(device)
+    idle_bytes = 0 if device.type == "cuda" else memory.idle_bytes()
+    last_word, clean = memory.without_after_effects(lambda: run_trial(assignment, place))
     if clean:  # otherwise the device may be unusable, and the process ends in any case
         ran_out = last_word is not None and last_word.outcome == "out_of_memory"
-        clean = is_fit(memory.bytes_kept(device), idle_bytes, ran_out=ran_out, on_gpu=device.type == "cuda")
+        clean = is_fit(memory.bytes_kept(), idle_bytes, ran_out=ran_out, on_gpu=device.type == "cuda")
     if last_word is not None:
         place.say(assignment, last_word)
         ray.get(place.dispatcher.freed.remote(place.lane))
@@ -245,8 +246,8 @@ def run_trial(assignment: Assignment, place: Place) -> tuple[Message | None, boo
 
     No exception outlives this frame: it would keep the whole model alive.
     """
-    from batchscout.trainers.device import memory
     from batchscout.trainers.device.device import pick_device
+    from batchscout.trainers.device.memory import memory_of
     from batchscout.trainers.device.out_of_memory import refusal_in
     from batchscout.trainers.loop import train as train_one
 
@@ -262,7 +263,7 @@ def run_trial(assignment: Assignment, place: Place) -> tuple[Message | None, boo
         return Message(outcome="no_storage", reason=str(error)), config.world_size == 1
     except BaseException as error:  # SystemExit, too: a process that ended of it would take its reason along
         # The limit no longer holds here, but the error keeps the run alive, and with it what was reserved.
-        free_bytes = memory.free_bytes(pick_device(), config.memory_limit_bytes)
+        free_bytes = memory_of(pick_device()).free_bytes(config.memory_limit_bytes)
         if (refusal := refusal_in(error, free_bytes)) is not None:
             return Message(outcome="out_of_memory", reason=memory_reason(str(refusal), config)), config.world_size == 1
         write_traceback(assignment, place.rank)

@@ -34,7 +34,7 @@ from batchscout.orchestrator.execution.ranks import (
 )
 from batchscout.orchestrator.study.messages import Assignment, Message
 from batchscout.trainers import loop
-from batchscout.trainers.device import memory
+from batchscout.trainers.device.host_memory import HostMemory
 from batchscout.trainers.files import StorageLost
 from tests.support import tiny
 from tests.support.silent_place import SilentPlace
@@ -183,7 +183,7 @@ def test_a_process_whose_device_no_longer_answers_says_its_last_word_and_takes_n
 ) -> None:
     dispatcher = NotedCalls()
     monkeypatch.setattr(ranks.ray, "get", lambda answer: answer)
-    monkeypatch.setattr(memory, "bytes_kept", lambda _: kept_bytes)
+    monkeypatch.setattr(HostMemory, "bytes_kept", lambda _: kept_bytes)
     assignment = Assignment("a", tiny.config(sample_budget=4).model_dump_json(), str(tmp_path), token="t")
     assert ranks.run_and_say(assignment, Place(dispatcher=dispatcher, lane="lane", rank=0)) == goes_on
     (last, (_, said)), freed = dispatcher.noted[-2:]
@@ -198,7 +198,7 @@ def test_a_rank_that_is_not_fit_for_another_trial_lets_rank_0_say_what_came_of_t
     """Its own end is that of the whole group, and rank 0 may still be saving."""
     dispatcher = NotedCalls()
     monkeypatch.setattr(ranks.ray, "get", lambda answer: answer)
-    monkeypatch.setattr(memory, "bytes_kept", lambda _: kept_bytes)
+    monkeypatch.setattr(HostMemory, "bytes_kept", lambda _: kept_bytes)
     monkeypatch.setattr(ranks, "run_trial", lambda *_: (None, True))
     place = Place(dispatcher=dispatcher, lane="lane", rank=1)
     assert ranks.run_and_say(Assignment("a", "{}", str(tmp_path), token="t"), place) == (kept_bytes == 0)

@@ -19,7 +19,7 @@ from batchscout.orchestrator.study.run_directory import discard_what_nobody_need
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.trainers.device.device import pick_device
-from batchscout.trainers.device.memory import without_after_effects
+from batchscout.trainers.device.memory import memory_of
 from batchscout.trainers.device.out_of_memory import is_out_of_memory
 from batchscout.trainers.loop import train
 from batchscout.trainers.report import Answer, Report
@@ -37,7 +37,9 @@ def run_for_real(config: StudyConfig, run_dir: Path, measured: Callable[[Metrics
             while (trial := next_trial(director)) is not None:
                 director.on_started(trial.id)
                 directory = run_dir / "trials" / trial.id
-                without_after_effects(pick_device(), functools.partial(_train, director, trial, directory, measured))
+                memory_of(pick_device()).without_after_effects(
+                    functools.partial(_train, director, trial, directory, measured)
+                )
             director.conclude()
             discard_what_nobody_needs(run_dir, journal.study.of_stage(stage.type))
             if not journal.study.conclusions[stage.type].ok:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from batchscout.trainers.data.batches import move_aside
-from batchscout.trainers.device import memory
 from batchscout.trainers.device.device import pick_device
+from batchscout.trainers.device.memory import memory_of
 from batchscout.trainers.device.out_of_memory import is_out_of_memory
 from batchscout.trainers.loop import train
 from batchscout.trainers.report import Report
@@ -58,14 +58,14 @@ def test_a_resumed_run_is_the_same_bit_by_bit_where_it_is_deterministic_and_else
 def test_after_running_out_of_memory_the_device_answers_and_its_memory_is_back(tmp_path: Path) -> None:
     train(config(), lambda _: None, tmp_path / "before")
     too_large = config(micro_batch_size=1 << 16, sample_budget=1 << 16, memory_limit_bytes=64 * MIB)
-    before = memory.bytes_kept(pick_device())
+    before = memory_of(pick_device()).bytes_kept()
     assert before is not None
     with pytest.raises(RuntimeError) as caught:
         train(too_large, lambda _: None, tmp_path / "too_large")
     assert is_out_of_memory(caught.value)
     caught.value.__traceback__ = None
     del caught
-    after = memory.bytes_kept(pick_device())
+    after = memory_of(pick_device()).bytes_kept()
     assert after is not None
     assert after - before <= 64 * MIB
     train(config(), lambda _: None, tmp_path / "after")

@@ -34,7 +34,7 @@ from batchscout.trainers.data.workers import named
 from batchscout.trainers.device import cgroup
 from batchscout.trainers.device.determinism import deterministic
 from batchscout.trainers.device.device import pick_device
-from batchscout.trainers.device.memory import free_bytes
+from batchscout.trainers.device.memory import memory_of
 from batchscout.trainers.device.out_of_memory import is_out_of_memory
 from batchscout.trainers.device.tensor_float import tensor_float_32
 from batchscout.trainers.errors import DataFault, LossFault, raised_text, users_frame
@@ -201,7 +201,7 @@ def parts(
 
 
 def _raised(error: BaseException, part: Part, device: torch.device, given: str = "") -> FirstPass:
-    if is_out_of_memory(error, free_bytes(device)):
+    if is_out_of_memory(error, memory_of(device).free_bytes()):
         return FirstPass("too_large", part)
     file, line = users_frame(error)
     return FirstPass("raised", part, f"{raised_text(error)} (in {file}, line {line})", given=given)
@@ -221,7 +221,7 @@ def _take(
 ) -> FirstPass:
     """Take the pass, and look whether the loss is a sum, and at the samples; where there is no room for that, follow it with fake
     tensors."""
-    on_device = free_bytes(device)
+    on_device = memory_of(device).free_bytes()
     if _bytes_of_pass(module) > (cgroup.available_bytes() if on_device is None else on_device):
         check_shapes(config, train_set)
         return FirstPass("too_large", "pass")
@@ -382,7 +382,7 @@ def _raised_alone(module: nn.Module, loss: LossFunction, batch: Any, device: tor
         with seeded(module, 0), buffers_kept(module):
             evaluated(module, loss, batch, training=True)
     except Exception as error:
-        return None if is_out_of_memory(error, free_bytes(device)) else raised_text(error)
+        return None if is_out_of_memory(error, memory_of(device).free_bytes()) else raised_text(error)
     return None
 
 

@@ -6,13 +6,12 @@ import itertools
 import math
 import operator
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.utils.data import (
     DataLoader,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -54,7 +53,7 @@ def places_of(loader: DataLoader[Any], where: str = "its DataLoader") -> Sequenc
     )
 
 
-def _shuffled(sampler: Sampler[Any], number: int) -> list[int] | None:
+def _shuffled(sampler: Iterable[Any], number: int) -> list[int] | None:
     """Return the samples that each of two passes of a sampler has once, if it shuffles them; else None.
 
     number: of the set. Where a sample comes in the one pass must say nothing of where it comes in the other: what is easy first, or

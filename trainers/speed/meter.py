@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.micro_batches import Tokens
-from batchscout.trainers.device import memory
 from batchscout.trainers.device.device_peak import device_peak
+from batchscout.trainers.device.memory import memory_of
 from batchscout.trainers.model.models import num_batch_norms
 from batchscout.trainers.noise.gradient_noise import NoiseLog
 from batchscout.trainers.noise.noise_estimate import SquaredNorms
@@ -60,7 +60,8 @@ class Meter:
         self._device_peak = config.device_peaks.get(config.precision) or device_peak(
             device, config.precision, allow_tf32=config.allow_tf32
         )
-        self.peak = memory.PeakMeter(device)
+        self.memory = memory_of(device)
+        self.peak = self.memory.peak()
         self.clock, self.pace = throughput.StepClock(device), throughput.Pace()
         self._retries: dict[str, float] = {}
         self.num_micro_batches = config.split.num_micro_batches
@@ -139,7 +140,7 @@ class Meter:
             "gradient_norm": self._gradient_norm,
             "peak_memory_bytes": self.peak.peak_bytes(),
             "num_batch_norms": num_batch_norms(module),
-            **memory.device_metrics(self.device),
+            **self.memory.metrics(),
             **self._retries,
             **self.clock.load.metrics(),
             **self._seconds(),

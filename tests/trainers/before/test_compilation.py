@@ -14,6 +14,7 @@ from batchscout.trainers.before import compilation
 from batchscout.trainers.before.compilation import warm_up
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.device import memory
+from batchscout.trainers.device.host_memory import HostMemory
 from batchscout.trainers.loop import train
 from batchscout.trainers.run import Run
 from batchscout.trainers.speed.meter import Meter
@@ -64,7 +65,7 @@ def test_what_the_thrown_away_step_took_is_given_back_before_the_runs_own_memory
     """Else it would count as the process's own, and the first trial of a process would need more than all others."""
     told: list[str] = []
     models: list[weakref.ref[Any]] = []
-    give_back, idle_bytes = memory.give_back, memory.idle_bytes
+    give_back, idle_bytes = memory.give_back, HostMemory.idle_bytes
 
     def thrown_away(trial: TrialConfig, device: torch.device) -> Run:
         run = ThrownAway(told, trial, device)
@@ -75,9 +76,9 @@ def test_what_the_thrown_away_step_took_is_given_back_before_the_runs_own_memory
         give_back()
         told.append("given back" if models[0]() is None else "given back all but the model")
 
-    def tell_idle_bytes(device: torch.device) -> int:
+    def tell_idle_bytes(memory: HostMemory) -> int:
         told.append("idle")
-        return idle_bytes(device)
+        return idle_bytes(memory)
 
     def tell_meter(*args: Any) -> Meter:
         told.append("meter")
@@ -86,7 +87,7 @@ def test_what_the_thrown_away_step_took_is_given_back_before_the_runs_own_memory
     monkeypatch.setattr(compilation, "_warm", set())
     monkeypatch.setattr(compilation, "Run", thrown_away)
     monkeypatch.setattr(compilation, "give_back", tell_give_back)
-    monkeypatch.setattr(memory, "idle_bytes", tell_idle_bytes)
+    monkeypatch.setattr(HostMemory, "idle_bytes", tell_idle_bytes)
     monkeypatch.setattr(run_module, "Meter", tell_meter)
     train(config(evaluation_samples=0), lambda _: None, tmp_path)
     assert told == ["meter", "step", "given back", "idle", "meter"]

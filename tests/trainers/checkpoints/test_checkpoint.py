@@ -14,7 +14,7 @@ import torch
 from batchscout.trainers.checkpoints.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
 from batchscout.trainers.checksums import Damaged, load_tensors, save_tensors
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.device.memory import give_back, held_to
+from batchscout.trainers.device.memory import give_back, memory_of
 from batchscout.trainers.files import StorageLost
 from batchscout.trainers.loop import train
 from batchscout.trainers.notices import NoticeKind
@@ -173,7 +173,7 @@ def test_no_flipped_bit_changes_what_is_loaded(tmp_path: Path) -> None:
 def test_running_out_of_memory_while_loading_is_no_damage(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "a", 8, {"weights": torch.zeros(256 * 2**20 // 4)}, keep=2)
     give_back()  # what tests before have left would make room inside the limit, and some of it may not be given back
-    with held_to(10 * 2**20, torch.device("cpu")), pytest.raises(RuntimeError, match="can't allocate memory"):
+    with memory_of(torch.device("cpu")).held_to(10 * 2**20), pytest.raises(RuntimeError, match="can't allocate memory"):
         load_newest(tmp_path)
 
 

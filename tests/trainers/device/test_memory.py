@@ -17,21 +17,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.device import memory
-from batchscout.trainers.device.memory import (
+from batchscout.trainers.device import gpu_memory
+from batchscout.trainers.device.gpu_memory import (
     MOST_SECONDS_TO_SETTLE,
     SETTLED_SECONDS,
-    PeakMeter,
-    bytes_kept,
+    GpuMemory,
+    GpuPeak,
     capacity_bytes,
-    device_metrics,
-    free_bytes,
-    give_back,
-    held_to,
     settled,
-    status_bytes,
-    without_after_effects,
 )
+from batchscout.trainers.device.host_memory import HostMemory, HostPeak, status_bytes
+from batchscout.trainers.device.memory import give_back
 from batchscout.trainers.device.out_of_memory import is_out_of_memory
 from batchscout.trainers.speed.meter import Meter
 from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS
@@ -119,13 +115,14 @@ def kernels_made_after_one_found_no_room() -> list[str]:
     def inside_and_after() -> list[str]:
         room = [bytes(40_000) for _ in range(400)]
         del room  # the heap keeps it, so that it is the kernels' own pages that find none
-        with held_to(0, CPU):
+        with HostMemory().held_to(0):
             inside = of_new_sizes()
         return [inside, of_new_sizes()]
 
     sizes = itertools.count(1)
     of_new_sizes()
-    return [*without_after_effects(CPU, inside_and_after), without_after_effects(CPU, of_new_sizes), of_new_sizes()]
+    run = HostMemory().without_after_effects
+    return [*run(inside_and_after), run(of_new_sizes), of_new_sizes()]
 
 
 @pytest.mark.slow
@@ -145,7 +142,7 @@ def shapes_of_two_runs() -> list[str]:
         with FakeTensorMode():
             return str(tuple(torch.empty(3, 4).sum(0).shape))
 
-    return [without_after_effects(CPU, shape) for _ in range(2)]
+    return [HostMemory().without_after_effects(shape) for _ in range(2)]
 
 
 def test_a_process_counts_shapes_in_its_second_run_too() -> None:
@@ -169,13 +166,13 @@ def test_wherever_memory_runs_out_it_is_recognised() -> None:
 
 def measured(num_bytes: int) -> list[int]:
     """Peaks above idle while a tensor of that size is alive, after it, and of a fresh meter after it."""
-    meter = PeakMeter(CPU)
+    meter = HostPeak()
     nothing = meter.peak_bytes()
     tensor = torch.ones(num_bytes, dtype=torch.uint8)
     peaks = [nothing, meter.peak_bytes()]
     del tensor
     give_back()
-    return [*peaks, meter.peak_bytes(), PeakMeter(CPU).peak_bytes()]
+    return [*peaks, meter.peak_bytes(), HostPeak().peak_bytes()]
 
 
 KNOWN_ALLOCATIONS = [50 * MIB, 200 * MIB]
@@ -196,7 +193,7 @@ def peak_of_reading_a_mapped_file() -> float:
     with tempfile.NamedTemporaryFile() as file:
         file.write(b"x" * 100 * MIB)
         file.flush()
-        samples, meter = np.memmap(file.name, mode="r"), PeakMeter(CPU)
+        samples, meter = np.memmap(file.name, mode="r"), HostPeak()
         samples.sum()
         return meter.peak_bytes() / MIB
 
@@ -229,16 +226,16 @@ def test_the_peak_of_a_run_is_its_own_and_not_that_of_a_larger_one_before() -> N
 
 def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it() -> None:
     limits = resource.getrlimit(resource.RLIMIT_DATA)
-    with held_to(2048 * MIB, CPU):
+    with HostMemory().held_to(2048 * MIB):
         assert resource.getrlimit(resource.RLIMIT_DATA)[0] <= status_bytes("VmData") + 2048 * MIB
         with pytest.raises(RuntimeError, match="allocate memory") as caught:
             torch.empty(4096 * MIB, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
-    with pytest.raises(ArithmeticError), held_to(512 * MIB, CPU):
+    with pytest.raises(ArithmeticError), HostMemory().held_to(512 * MIB):
         raise ArithmeticError
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
-    with held_to(None, CPU):
+    with HostMemory().held_to(None):
         assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
 
@@ -279,7 +276,7 @@ def test_what_is_free_counts_once_a_process_that_still_ends_has_given_its_memory
 def test_what_a_process_can_have_of_a_gpu_is_what_was_free_when_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others on the device and the context are gone for good, and what the process takes itself stays its own."""
     capacity_bytes.cache_clear()
-    monkeypatch.setattr(memory.time, "sleep", lambda _: None)
+    monkeypatch.setattr(gpu_memory.time, "sleep", lambda _: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * MIB, 80 * MIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2 * MIB)
     assert capacity_bytes(CUDA) == 72 * MIB
@@ -293,8 +290,9 @@ def test_the_allocators_retries_count_in_timed_steps_alone(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: allocator)
     monkeypatch.setattr(torch.cuda, "reset_accumulated_memory_stats", lambda _: allocator.update(num_alloc_retries=0))
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
     meter = Meter(config(), CPU, 0.0)
-    meter.peak.device = CUDA
+    meter.peak = GpuPeak(CUDA)
     one = torch.ones(())
     for step in range(NUM_WARMUP_STEPS + 2):
         allocator["num_alloc_retries"] += 1
@@ -303,7 +301,7 @@ def test_the_allocators_retries_count_in_timed_steps_alone(monkeypatch: pytest.M
     meter.read()
     allocator["num_alloc_retries"] += 5  # those of an evaluation, whose tensors have other sizes
     assert meter.metrics(torch.nn.Linear(1, 1), 1, None)["allocator_retries"] == 2
-    assert PeakMeter(CPU).retries() == {}
+    assert HostPeak().retries() == {}
 
 
 def test_on_a_gpu_the_peak_is_what_was_reserved_and_its_tensors_stand_beside_it(
@@ -315,12 +313,12 @@ def test_on_a_gpu_the_peak_is_what_was_reserved_and_its_tensors_stand_beside_it(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: allocator["allocated"])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: allocator.update(reserved=MIB, allocated=0))
     monkeypatch.setattr(torch.cuda, "reset_accumulated_memory_stats", lambda _: None)
-    monkeypatch.setattr(memory, "capacity_bytes", lambda _: 80 * MIB)
-    meter = PeakMeter(CUDA)
+    monkeypatch.setattr(gpu_memory, "capacity_bytes", lambda _: 80 * MIB)
+    meter = GpuPeak(CUDA)
     assert meter.peak_bytes() == MIB
     allocator.update(reserved=7 * MIB, allocated=4 * MIB)
     assert meter.peak_bytes() == 7 * MIB
-    assert device_metrics(CUDA) == {"peak_allocated_bytes": 4 * MIB, "device_memory_bytes": 80 * MIB}
+    assert GpuMemory(CUDA).metrics() == {"peak_allocated_bytes": 4 * MIB, "device_memory_bytes": 80 * MIB}
 
 
 @pytest.mark.parametrize(("device", "index"), [("cuda", 1), ("cuda:0", 0)])
@@ -334,7 +332,7 @@ def test_a_limit_on_a_gpu_is_its_share_of_the_device_that_is_meant(
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda share, where: shares.append((share, where.index))
     )
-    with held_to(20 * MIB, torch.device(device)):
+    with GpuMemory(torch.device(device)).held_to(20 * MIB):
         assert shares == [(0.25, index)]
     assert shares[-1] == (1.0, index)
 
@@ -348,11 +346,11 @@ def test_a_device_that_no_longer_answers_keeps_nobody_knows_how_much(monkeypatch
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3 * MIB)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * MIB, 8 * MIB))
-    assert (bytes_kept(CUDA), free_bytes(CUDA)) == (3 * MIB, 5 * MIB)
+    assert (GpuMemory(CUDA).bytes_kept(), GpuMemory(CUDA).free_bytes()) == (3 * MIB, 5 * MIB)
     monkeypatch.setattr(torch.cuda, "synchronize", device_that_failed)
     monkeypatch.setattr(torch.cuda, "mem_get_info", device_that_failed)
-    assert (bytes_kept(CUDA), free_bytes(CUDA)) == (None, None)
-    assert free_bytes(CPU) is None
+    assert (GpuMemory(CUDA).bytes_kept(), GpuMemory(CUDA).free_bytes()) == (None, None)
+    assert HostMemory().free_bytes() is None
 
 
 @pytest.mark.parametrize(
@@ -370,7 +368,7 @@ def test_what_is_free_on_a_gpu_ends_at_the_runs_own_limit(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * MIB, 80 * MIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3 * MIB)
-    assert free_bytes(CUDA, limit_bytes) == expected_bytes
+    assert GpuMemory(CUDA).free_bytes(limit_bytes) == expected_bytes
 
 
 def bytes_of_threads(count: int) -> int:
@@ -387,7 +385,7 @@ def bytes_of_threads(count: int) -> int:
 
 
 def growth_of_threads() -> tuple[int, int]:
-    with held_to(64 * MIB, CPU):
+    with HostMemory().held_to(64 * MIB):
         inside = bytes_of_threads(4)
     return inside, bytes_of_threads(8)
 

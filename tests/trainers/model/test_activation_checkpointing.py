@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT, PeakMeter, give_back
+from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT, give_back, memory_of
 from batchscout.trainers.model.activation_checkpointing import apply_to_blocks, selective_policy
 from batchscout.trainers.model.models import initial_module
 from tests.support.every import for_every
@@ -119,7 +119,7 @@ def peaks_of_a_step() -> dict[str, float]:
         run = cpu_run(config(activation_checkpointing=mode, **large))
         run.step()
         give_back()
-        meter = PeakMeter(torch.device("cpu"))
+        meter = memory_of(torch.device("cpu")).peak()
         run.step()
         peaks[mode] = meter.peak_bytes() / MIB
         del run
@@ -192,7 +192,7 @@ def peaks_of_what_is_compiled() -> dict[str, float]:
         run = cpu_run(config(model=ONE_BLOCK, compile=compiled, data=data, micro_batch_size=16))
         run.step()
         give_back()
-        meter = PeakMeter(torch.device("cpu"))
+        meter = memory_of(torch.device("cpu")).peak()
         run.step()
         peaks[str(compiled)] = meter.peak_bytes() / MIB
         del run

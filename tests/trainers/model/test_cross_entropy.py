@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from batchscout.trainers.device.memory import PeakMeter, give_back
+from batchscout.trainers.device.memory import give_back, memory_of
 from batchscout.trainers.model.chunked_loss import NUM_CHUNKS
 from batchscout.trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 from batchscout.trainers.model.gpt import GPT
@@ -99,7 +99,7 @@ def peaks_of_a_step() -> dict[str, float]:
         run = cpu_run(config(model=gpt(kind), data=LARGE_VOCABULARY, micro_batch_size=16))
         run.step()
         give_back()
-        meter = PeakMeter(torch.device("cpu"))
+        meter = memory_of(torch.device("cpu")).peak()
         run.step()
         peaks[kind] = meter.peak_bytes()
         del run

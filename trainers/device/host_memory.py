@@ -1,0 +1,123 @@
+"""A CPU host's memory (Linux): RLIMIT_DATA holds the process to its warm idle size plus the limit, so that running out is the
+allocator's own error; the peak is VmHWM above the idle size, pages of files left out."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import resource
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+T = TypeVar("T")
+
+SMALL_STACK_BYTES = 1 << 20
+
+
+def status_bytes(key: str) -> int:
+    """Return a figure of /proc/self/status (VmData, VmRSS, VmHWM) in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"the kernel does not report {key}")
+
+
+class HostMemory:
+    """What `batchscout.trainers.device.memory.DeviceMemory` says, on a CPU host."""
+
+    def idle_bytes(self) -> int:
+        return status_bytes("VmData")
+
+    def free_bytes(self, limit_bytes: int | None = None) -> int | None:
+        return None
+
+    def give_back(self) -> None:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+
+    def bytes_kept(self) -> int | None:
+        self.give_back()
+        return self.idle_bytes()
+
+    def without_after_effects(self, run: Callable[[], T]) -> T:
+        """Return run(), from a thread of its own.
+
+        oneDNN's code generator (Xbyak) keeps the first error of each thread for as long as the thread lives, and that there
+        was no room for a kernel is one: whatever needs a new kernel in this thread would be said to run out of memory, too.
+        """
+        # A CUDA build of torch 2.11 without a GPU dies in the second thread that enters this mode, unless one that lives on was the first.
+        with FakeTensorMode():
+            pass
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_with_its_helpers, run).result()
+
+    @contextlib.contextmanager
+    def held_to(self, limit_bytes: int | None, idle_bytes: int | None = None) -> Iterator[None]:
+        if limit_bytes is None:
+            yield
+            return
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        base = self.idle_bytes() if idle_bytes is None else idle_bytes
+        with _small_stacks():
+            resource.setrlimit(resource.RLIMIT_DATA, (base + limit_bytes, hard))
+            try:
+                yield
+            finally:
+                resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def peak(self) -> HostPeak:
+        return HostPeak()
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+class HostPeak:
+    """What is above the idle process. Pages of files (code that is run for the first time, samples that are mapped) are left out:
+    they never run out."""
+
+    def __init__(self) -> None:
+        self.forget()
+        self.idle_resident_bytes = status_bytes("VmRSS") - status_bytes("RssFile")
+
+    def forget(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to VmRSS; ru_maxrss cannot be reset
+
+    def forget_retries(self) -> None:
+        pass
+
+    def retries(self) -> dict[str, float]:
+        return {}
+
+    def peak_bytes(self) -> int:
+        return max(0, status_bytes("VmHWM") - status_bytes("RssFile") - self.idle_resident_bytes)
+
+
+def _with_its_helpers(run: Callable[[], T]) -> T:
+    """Start the threads with which this one computes before a limit counts their stacks: OpenMP's belong to one thread."""
+    torch.zeros(torch.get_num_threads() << 16).add_(1.0)
+    return run()
+
+
+@contextlib.contextmanager
+def _small_stacks() -> Iterator[None]:
+    """Give new threads small stacks: the whole of a stack, 8 MiB by default, counts as data."""
+    libc, attributes, size = ctypes.CDLL(None), ctypes.create_string_buffer(64), ctypes.c_size_t()
+    libc.pthread_getattr_default_np(attributes)
+    libc.pthread_attr_getstacksize(attributes, ctypes.byref(size))
+    _set_stack_bytes(libc, attributes, min(SMALL_STACK_BYTES, size.value))
+    try:
+        yield
+    finally:
+        _set_stack_bytes(libc, attributes, size.value)
+
+
+def _set_stack_bytes(libc: ctypes.CDLL, attributes: ctypes.Array[ctypes.c_char], stack_bytes: int) -> None:
+    libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(stack_bytes))
+    libc.pthread_setattr_default_np(attributes)
