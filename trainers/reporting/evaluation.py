@@ -3,7 +3,6 @@ samples."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from batchscout.trainers.data.targets import counted_in
 from batchscout.trainers.model.parallel import reshard
 from batchscout.trainers.run import Run
 from batchscout.trainers.step.accumulation import over_all_ranks
+from batchscout.trainers.step.optimizers import evaluating
 
 
 def evaluate(run: Run) -> dict[str, float]:
@@ -65,7 +65,7 @@ def _loss_and_targets(run: Run, samples: SampleSet, indices: Sequence[int]) -> t
     loss_sum = torch.zeros((), device=run.device)
     num_targets = torch.zeros((), device=run.device)
     run.module.eval()
-    averaged = run.average.in_place() if run.average else contextlib.nullcontext()
+    averaged = run.average.in_place() if run.average else evaluating(run.optimizer)
     with averaged, torch.compiler.set_stance("force_eager"):
         # Shards meet in every forward: a rank that has no sample left takes one that does not count.
         with feeding(samples, [group or [0] for group in groups], run.feed.workers, run.device) as batches:

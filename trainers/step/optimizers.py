@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -205,7 +206,27 @@ def _own(groups: ParamGroups | list[nn.Parameter], config: TrialConfig) -> Optim
         )
     optimizer = _called(make, groups, config)
     _check(optimizer, settings.target)
+    if _has_modes(optimizer):
+        optimizer.train()
     return optimizer
+
+
+def _has_modes(optimizer: Any) -> bool:
+    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+
+
+@contextlib.contextmanager
+def evaluating(optimizer: Any) -> Iterator[None]:
+    """Let the model have the weights that are evaluated, where an optimizer of the user's own steps from others: those of schedule-free
+    ones are an average (Defazio et al. 2024, arXiv 2405.15682)."""
+    if not _has_modes(optimizer):
+        yield
+        return
+    optimizer.eval()
+    try:
+        yield
+    finally:
+        optimizer.train()
 
 
 def _own_groups(model: nn.Module, parameters: Sequence[nn.Parameter], path: str, learning_rate: float) -> ParamGroups:
@@ -263,9 +284,4 @@ def _check(optimizer: object, target: str) -> None:
         raise ValueError(
             f"optimizer.target {target} asks for a closure, to evaluate the loss several times a step, which accumulation over "
             "micro-batches does not allow; name another optimizer"
-        )
-    if hasattr(optimizer, "train") and hasattr(optimizer, "eval"):
-        raise ValueError(
-            f"optimizer.target {target} wants to be told by train() and eval() when the model is evaluated, which this loop does "
-            "not do; name another optimizer"
         )

@@ -19,6 +19,8 @@ from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.loop import train
 from batchscout.trainers.model.blocks import find_blocks
 from batchscout.trainers.noise.step_statistics import read_step
+from batchscout.trainers.reporting.evaluation import evaluate
+from batchscout.trainers.run import Run
 from batchscout.trainers.step.optimizers import Together, build_optimizer, set_learning_rate
 from tests.support.map_style import map_style_sets
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, stop_at
@@ -222,12 +224,6 @@ class WantsAClosure(torch.optim.SGD):
         return super().step(closure)
 
 
-class HasModes(torch.optim.SGD):
-    def train(self) -> None: ...
-
-    def eval(self) -> None: ...
-
-
 def no_optimizer(params: Any, lr: float) -> str:
     return "adam"
 
@@ -245,7 +241,6 @@ def no_optimizer(params: Any, lr: float) -> str:
         ({**OWN, "param_groups": f"{HERE}:with_a_rate_for_one"}, r"gives 1 of 2 groups an lr; give it to all, .* or to none"),
         ({**OWN, "param_groups": f"{HERE}:parameters_alone"}, r"returned a list with Parameter; return a list of dictionaries"),
         ({"target": f"{HERE}:WantsAClosure"}, r"asks for a closure, .* name another optimizer"),
-        ({"target": f"{HERE}:HasModes"}, r"wants to be told by train\(\) and eval\(\)"),
         ({"target": f"{HERE}:no_optimizer"}, r"returned a str; return a torch\.optim\.Optimizer"),
         ({"target": f"{HERE}:HERE"}, r"is a str; name a callable that returns an optimizer"),
         ({"type": "muon", "kwargs": {"nesterow": True}}, r"optimizer\.kwargs do not fit muon: .*'nesterow'; it takes: "),
@@ -319,3 +314,41 @@ def test_what_an_optimizer_reads_of_its_tensors_does_not_keep_its_memory_from_be
 def held_after_a_step(trial: TrialConfig) -> float:
     train_set, _ = map_style_sets(trial.data)
     return live_bytes(trial, train_set, fetch(train_set, [0]))[-1]
+
+
+class WithModes(torch.optim.SGD):
+    """Steps in train mode alone, and is evaluated at half of its weights, as schedule-free ones are at an average."""
+
+    mode = "neither"
+
+    def _scale(self, factor: float, mode: str) -> None:
+        for group in self.param_groups:
+            torch._foreach_mul_([p.data for p in group["params"]], factor if self.mode != "neither" else 1.0)
+        self.mode = mode
+
+    def train(self) -> None:
+        self._scale(2.0, "train")
+
+    def eval(self) -> None:
+        self._scale(0.5, "eval")
+
+    def step(self, closure: Any = None) -> Any:
+        assert self.mode == "train", "the optimizer was not in train mode"
+        return super().step(closure)
+
+
+def test_an_optimizer_that_is_evaluated_at_other_weights_is_and_trains_on_from_its_own(tmp_path: Path) -> None:
+    def run_of(target: str) -> Run:
+        run = cpu_run(config(optimizer={"type": "own", "target": target, "max_gradient_norm": None}, statistics=False))
+        run.step()
+        return run
+
+    plain, moded = run_of("torch.optim:SGD"), run_of(f"{HERE}:WithModes")
+    found = evaluate(moded)["val_loss"]
+    plain.step(), moded.step()
+    pairs = zip(plain.module.parameters(), moded.module.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    halved = run_of("torch.optim:SGD")
+    with torch.no_grad():
+        torch._foreach_mul_([*halved.module.parameters()], 0.5)
+    assert found == evaluate(halved)["val_loss"]
