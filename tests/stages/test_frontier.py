@@ -168,9 +168,7 @@ def test_no_micro_batch_is_tried_that_holds_more_tokens_than_the_study_file_allo
         t.config.micro_batch_size for t in known.study.trials.values() if t.state is TrialState.COMPLETE
     )
     assert all(config.longest_samples and config.micro_batch is not None for config in probed)
-    said = (
-        "none: micro-batch 3 is the largest asked for, and fits: a larger one would hold more than micro_batch.tokens"
-    )
+    said = "none: micro-batch 3 fits: a larger one would hold more than micro_batch.tokens (1,000)"
     assert (said in " ".join(known.conclude().notes)) == (tokens == 1000)
 
 
@@ -580,9 +578,21 @@ def test_a_size_whose_step_would_take_too_long_is_not_tried_and_the_evidence_say
     world = World(half_rate_size=0.0, base={"full": 5.0}, slope={"full": 0.1}, rate={"full": 2.0})
     known, found = played(world, max_step_seconds=30)
     assert max(trial.config.micro_batch_size for trial in known.study.trials.values()) == 30
-    assert found.notes[0].startswith(
-        "full: micro-batch 30 is the largest asked for, and fits: a step would take max_step_seconds (30)"
+    assert found.notes[0].startswith("full: micro-batch 30 fits: a step would take longer than max_step_seconds (30)")
+
+
+def test_a_mode_is_spared_for_one_without_checkpointing_only_where_that_was_shown_to_fit_all() -> None:
+    """Data that end it are a largest size; samples that are spent say nothing of what would have fitted."""
+    world = World(
+        base={"none": 20.0, "full": 10.0}, slope={"none": 1.0, "full": 0.5}, rate={"none": 20.0, "full": 10.0}
     )
+    _, ended_by_data = played(world, Facts(num_train_samples=12))
+    said = " ".join(ended_by_data.notes)
+    assert "none: micro-batch 12 fits: a step would take some of the 12 training samples twice" in said
+    assert "without checkpointing (none) all sizes that a run can use fit, too" in said
+    known, ended_by_budget = played(world, Facts(num_train_samples=12), max_samples=40)
+    assert max(t.config.micro_batch_size for t in known.study.trials.values()) < 12
+    assert "all sizes that a run can use fit, too" not in " ".join(ended_by_budget.notes)
 
 
 @pytest.mark.parametrize("cause", [Cause.TOO_SLOW, Cause.THRASHING])

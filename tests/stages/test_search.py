@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from batchscout.orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
+from batchscout.orchestrator.stages.frontier.search import EndedBy, Next, Probe, SearchEnd, next_probe
 from batchscout.trainers.before.peak_memory import Line
 from tests.support.every import for_every
 
@@ -256,7 +256,7 @@ def test_far_out_it_looks_less_far_than_the_line_says() -> None:
     [
         ([(12, True), (13, False)], SearchEnd(12, "12 fits, 13 does not")),
         ([(100, True), (102, False)], SearchEnd(100, "100 fits, 102 does not")),
-        ([(LARGEST, True)], SearchEnd(LARGEST, "1024 is the largest asked for, and fits", is_largest=True)),
+        ([(LARGEST, True)], SearchEnd(LARGEST, "1024 fits", EndedBy.LARGEST)),
         ([(2, False), (1, False)], SearchEnd(None, "not even 1 fits")),
         ([(8, True), (5, False), (4, True)], SearchEnd(4, "4 fits, 5 does not")),
     ],

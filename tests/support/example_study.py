@@ -177,7 +177,6 @@ def _add_frontier(config: StudyConfig, study: Study) -> None:
         limit_bytes=6 * GIB,
         baseline=OperatingPoint(smallest.mode, smallest.micro_batch_size),
         largest=_measured(study.trials["frontier-full-m32"]),
-        second_largest=chosen,
         fitting=(1, 2, 4, 8, 16),
         front=tuple(_point(study.trials[f"frontier-{name}"]) for name in ("full-m1", "full-m8", "selective-m16")),
         knee="full-m8",

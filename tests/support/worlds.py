@@ -44,7 +44,6 @@ FRONTIER = FrontierFindings(
     limit_bytes=None,
     baseline=OperatingPoint(NONE, 1),
     largest=measured(FULL, 16),
-    second_largest=measured(NONE, 12),
     fitting=(1, 8),
     front=(),
     knee=None,

@@ -9,7 +9,7 @@ in turns. The one that is chosen must fit once more in a fresh process, and so m
 from batchscout.orchestrator.config.stages import Frontier, Train
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import found, winner_of
-from batchscout.orchestrator.stages.frontier.checkpointing import on_checkpointing
+from batchscout.orchestrator.stages.frontier.checkpointing import notes_on_checkpointing
 from batchscout.orchestrator.stages.frontier.conclude import conclude
 from batchscout.orchestrator.stages.frontier.figures import figures
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
@@ -27,7 +27,7 @@ from batchscout.trainers.knobs import in_words, that_change_the_loss
 def describe(context: StageContext[Frontier]) -> list[str]:
     return [
         f"modes: {', '.join(str(mode) for mode in modes(context))}",
-        *on_checkpointing(context),
+        *notes_on_checkpointing(context),
         *_knobs(context),
         f"micro-batch {smallest_size(context)}{_no_single_sample(context)}, then the largest that fits, by prediction and measured peaks, and those between",
         *_tried_beside(context),

@@ -40,7 +40,7 @@ def not_checkpointed(context: StageContext[Frontier]) -> tuple[ActivationCheckpo
     return tuple(mode for mode in context.stage.activation_checkpointing if mode != "none")
 
 
-def on_checkpointing(context: StageContext[Frontier]) -> list[str]:
+def notes_on_checkpointing(context: StageContext[Frontier]) -> list[str]:
     """Return what is to be said of them."""
     left_out, why = ", ".join(map(str, not_checkpointed(context))), why_not_checkpointed(context.study.facts)
     return [f"left out, as {why.reason}: {left_out} ({why.remedy})"] if left_out and why else []

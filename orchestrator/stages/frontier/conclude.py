@@ -10,8 +10,12 @@ from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.timing import held_against
 from batchscout.orchestrator.stages.findings import concluded
-from batchscout.orchestrator.stages.frontier.checkpointing import on_checkpointing
-from batchscout.orchestrator.stages.frontier.doubts import disturbed_trials, on_the_machine, on_what_was_left_out
+from batchscout.orchestrator.stages.frontier.checkpointing import notes_on_checkpointing
+from batchscout.orchestrator.stages.frontier.doubts import (
+    disturbed_trials,
+    notes_on_the_machine,
+    notes_on_what_was_left_out,
+)
 from batchscout.orchestrator.stages.frontier.findings import (
     FrontierFindings,
     LengthFindings,
@@ -19,12 +23,11 @@ from batchscout.orchestrator.stages.frontier.findings import (
     OperatingPoint,
     Rival,
 )
-from batchscout.orchestrator.stages.frontier.knob_notes import knob_findings, on_knobs
-from batchscout.orchestrator.stages.frontier.measured import peak_of, rate_of, says_nothing
+from batchscout.orchestrator.stages.frontier.knob_notes import knob_findings, notes_on_knobs
+from batchscout.orchestrator.stages.frontier.measured import ended_for_another_reason, peak_of, rate_of
 from batchscout.orchestrator.stages.frontier.modes import modes
 from batchscout.orchestrator.stages.frontier.pareto import Point, knee, pareto_front
-from batchscout.orchestrator.stages.frontier.propose import FrontierProgress
-from batchscout.orchestrator.stages.frontier.search import SearchEnd
+from batchscout.orchestrator.stages.frontier.progress import FrontierProgress
 from batchscout.orchestrator.stages.frontier.variants import Variant, variants
 from batchscout.orchestrator.stages.input_bound import input_bound
 from batchscout.orchestrator.stages.probing import num_full_runs
@@ -32,10 +35,6 @@ from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import bytes_text, counted, rate_text
-
-# The second largest size is at most this share of the largest: the search's last sizes lie too close to train
-# differently.
-CLEARLY_SMALLER = 0.8
 
 
 def conclude(context: StageContext[Frontier]) -> Conclusion:
@@ -46,29 +45,32 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
         return _nothing_fits(known)
     findings = _findings(known, chosen)
     beyond = out_of_reach(context.config, findings.rates) if num_full_runs(context.config, context.study) else []
-    notes = [_edge(known, mode) for mode in modes(context)] + on_checkpointing(context)
+    notes = [_edge(known, mode) for mode in modes(context)] + notes_on_checkpointing(context)
     unit = context.study.facts.rate_unit
     notes += (
-        _on_verifications(known) + _on_the_front(findings, unit) + _on_the_data(findings) + _on_variants(known, chosen)
+        _notes_on_verifications(known)
+        + _notes_on_the_front(findings, unit)
+        + _notes_on_the_data(findings)
+        + _notes_on_variants(known, chosen)
     )
-    notes += on_knobs(known, findings)
-    notes += _on_lengths(findings, unit) + _on_earlier_studies(known)
+    notes += notes_on_knobs(known, findings)
+    notes += _notes_on_lengths(findings, unit) + _notes_on_earlier_studies(known)
     notes += [f"not compared: {in_words(beyond)}"] if beyond else []
-    notes += on_what_was_left_out(known) + on_the_machine(known)
+    notes += notes_on_what_was_left_out(known) + notes_on_the_machine(known)
     return concluded(findings, _sentence(findings, unit, bool(beyond)), tuple(notes))
 
 
-def _sentence(findings: FrontierFindings, rate_unit: str, of_use: bool) -> str:
-    """of_use: whether only some sizes were compared, those of which a full run has enough steps."""
+def _sentence(findings: FrontierFindings, rate_unit: str, sizes_left_out: bool) -> str:
+    """sizes_left_out: whether those of which a full run has too few steps were not compared."""
     chosen, largest, limit = findings.chosen, findings.largest, findings.limit_bytes
     peak = bytes_text(chosen.peak_memory_bytes)
     room = f"{peak} of {bytes_text(limit)}" if limit else peak
-    among = ", of the sizes that a full run can use" if of_use else ""
+    among = ", of the sizes that a full run can use" if sizes_left_out else ""
     rate = rate_text(chosen.tokens_per_second, rate_unit)
     said = [f"{_describe(chosen.point)} {_is_fastest(findings)} inside the limit{among}: {rate}, {room}"]
     said += [held_against(_describe(rival.point), rival.ratio) for rival in findings.rivals]
     if largest.micro_batch_size != chosen.micro_batch_size:
-        said.append(_on_the_largest(findings, rate_unit))
+        said.append(_of_the_largest(findings, rate_unit))
     if (bound := chosen.input_bound) is not None:
         most = bound.without_wait(chosen.tokens_per_second)
         said.append(f"{bound}: without the wait it would reach up to {rate_text(most, rate_unit)}")
@@ -83,7 +85,7 @@ def _is_fastest(findings: FrontierFindings) -> str:
     return "is fastest"
 
 
-def _on_the_largest(findings: FrontierFindings, rate_unit: str) -> str:
+def _of_the_largest(findings: FrontierFindings, rate_unit: str) -> str:
     """Return what the largest size reaches. One that was timed apart from the chosen one, by its probe, may be read as
     faster without being so: the machine had another speed then."""
     largest = findings.largest
@@ -101,12 +103,7 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
     fitting = [*known.verification.standing()] or [chosen]
     measured = _measured(known, [*fitting, chosen])
     baseline = min(fitting, key=lambda point: point.micro_batch_size)
-    by_size = sorted(
-        (measured[point] for point in fitting),
-        key=lambda one: (one.micro_batch_size, one.tokens_per_second),
-        reverse=True,
-    )
-    clearly_smaller = CLEARLY_SMALLER * by_size[0].micro_batch_size
+    largest = max((measured[point] for point in fitting), key=lambda one: (one.micro_batch_size, one.tokens_per_second))
     front = pareto_front([_named(one) for one in measured.values()])
     bend = knee(front)
     taken = known.verification.variant_of(chosen)
@@ -115,8 +112,7 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
         winner=known.finalists.trials_of(chosen)[-1].id,
         limit_bytes=known.trials.limit_bytes(),
         baseline=baseline,
-        largest=by_size[0],
-        second_largest=next((one for one in by_size if one.micro_batch_size <= clearly_smaller), None),
+        largest=largest,
         fitting=tuple(
             sorted(
                 {
@@ -195,7 +191,7 @@ def _by_length(known: FrontierProgress) -> tuple[LengthFindings, ...]:
 
 
 def _nothing_fits(known: FrontierProgress) -> Conclusion:
-    broken = next((trial for trial in known.trials.all() if says_nothing(trial)), None)
+    broken = next((trial for trial in known.trials.all() if ended_for_another_reason(trial)), None)
     if broken is not None:
         reason = f"no probe succeeded; {broken.id}: {broken.explanation}"
         return Conclusion("frontier", ok=False, reason=reason)
@@ -228,29 +224,13 @@ def _too_large(known: FrontierProgress) -> str:
 def _edge(known: FrontierProgress, mode: Mode) -> str:
     """Return the evidence for one mode: what fits, and what does not."""
     sizes, end = known.probes.search(mode)
-    trials = [trial for size in sizes if (trial := known.trials.probe_of(OperatingPoint(mode, size)))]
     if end is None:
-        return f"{mode}: the search ended at {trials[-1].id}, which {trials[-1].state}: {trials[-1].explanation}"
-    return f"{mode}: micro-batch {end.evidence}{_why_no_larger(known, end, trials)} ({counted(len(sizes), 'probe')})"
+        last = [trial for size in sizes if (trial := known.trials.probe_of(OperatingPoint(mode, size)))][-1]
+        return f"{mode}: the search ended at {last.id}, which {last.state}: {last.explanation}"
+    return f"{mode}: micro-batch {end.evidence} ({counted(len(sizes), 'probe')})"
 
 
-def _why_no_larger(known: FrontierProgress, end: SearchEnd, trials: list[Trial]) -> str:
-    """Return what ended the search, if that was neither memory nor the size asked for; else nothing."""
-    found = end.micro_batch_size
-    if found is None or not end.is_largest or found >= known.context.stage.largest:
-        return ""
-    if known.probes.slowest(trials) <= found:
-        return f": a step would take max_step_seconds ({known.context.stage.max_step_seconds:g})"
-    if known.probes.most_of_tokens() <= found:
-        return ": a larger one would hold more than micro_batch.tokens"
-    if known.probes.most_in_time(trials) <= found:
-        return ": a larger one would take half of what is left of the probes' time"
-    if known.probes.most_usable_by(trials) <= found:
-        return ": of a larger one a full run has too few optimizer steps"
-    return ""
-
-
-def _on_the_front(findings: FrontierFindings, rate_unit: str) -> list[str]:
+def _notes_on_the_front(findings: FrontierFindings, rate_unit: str) -> list[str]:
     point = next((point for point in findings.front if point.name == findings.knee), None)
     if point is None:
         return []
@@ -271,7 +251,7 @@ def _waits_behind(findings: FrontierFindings, point: Point) -> str:
     return f"up to {max(shares):.0%} of each step waits for data" if shares else ""
 
 
-def _on_the_data(findings: FrontierFindings) -> list[str]:
+def _notes_on_the_data(findings: FrontierFindings) -> list[str]:
     """Return which sizes are as fast as their data come, if the chosen one is not the only one, or not one of them."""
     bound = sorted({one.micro_batch_size for one in findings.measured if one.input_bound})
     if not bound or bound == [findings.chosen.micro_batch_size]:
@@ -282,7 +262,7 @@ def _on_the_data(findings: FrontierFindings) -> list[str]:
     ]
 
 
-def _on_verifications(known: FrontierProgress) -> list[str]:
+def _notes_on_verifications(known: FrontierProgress) -> list[str]:
     """Return which points fitted in a warm process alone: others stand in for them."""
     probed = [*known.finalists.fitting()]
     verified = probed + [variant.of(point) for variant in variants(known.context) for point in probed]
@@ -290,16 +270,18 @@ def _on_verifications(known: FrontierProgress) -> list[str]:
     return [f"{_describe(point)} fitted when it was probed, and not again in a fresh process" for point in refuted]
 
 
-def _on_variants(known: FrontierProgress, chosen: OperatingPoint) -> list[str]:
+def _notes_on_variants(known: FrontierProgress, chosen: OperatingPoint) -> list[str]:
     """Return what each variant of the fastest point gained or lost, of those that were timed."""
     fastest = known.finalists.points[0]
     tried = [(variant, variant.of(fastest)) for variant in variants(known.context)]
     return [
-        _on_variant(known, fastest, one, variant, chosen) for variant, one in tried if one in known.finalists.points
+        _note_on_variant(known, fastest, one, variant, chosen)
+        for variant, one in tried
+        if one in known.finalists.points
     ]
 
 
-def _on_variant(
+def _note_on_variant(
     known: FrontierProgress, fastest: OperatingPoint, tried: OperatingPoint, variant: Variant, chosen: OperatingPoint
 ) -> str:
     timed = known.finalists.timed
@@ -322,7 +304,7 @@ def _how_it_pays(
     return "pays less than another point" if fastest in behind else "does not pay"
 
 
-def _on_lengths(findings: FrontierFindings, rate_unit: str) -> list[str]:
+def _notes_on_lengths(findings: FrontierFindings, rate_unit: str) -> list[str]:
     return [
         f"samples of {one.seq_len}: {rate_text(one.fastest.tokens_per_second, rate_unit)} at micro-batch "
         f"{one.fastest.micro_batch_size} with activation checkpointing {one.fastest.mode}; the largest that fits is "
@@ -331,7 +313,7 @@ def _on_lengths(findings: FrontierFindings, rate_unit: str) -> list[str]:
     ]
 
 
-def _on_earlier_studies(known: FrontierProgress) -> list[str]:
+def _notes_on_earlier_studies(known: FrontierProgress) -> list[str]:
     trials = known.trials.all()
     reused = sum(trial.reused is not None for trial in trials)
     if not reused:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from batchscout.orchestrator.stages.frontier.measured import rate_of
 from batchscout.orchestrator.stages.frontier.modes import modes
-from batchscout.orchestrator.stages.frontier.propose import FrontierProgress
+from batchscout.orchestrator.stages.frontier.progress import FrontierProgress
 from batchscout.orchestrator.stages.frontier.variants import variants
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import rate_text
 
 
-def on_what_was_left_out(known: FrontierProgress) -> list[str]:
+def notes_on_what_was_left_out(known: FrontierProgress) -> list[str]:
     """Return what was left out because the stage may take only so long, or so many samples."""
     notes = [
         f"{mode}: micro-batch {', '.join(map(str, sizes))} {'was' if len(sizes) == 1 else 'were'} left out: {known.probes.allowed}"
@@ -29,11 +29,11 @@ def on_what_was_left_out(known: FrontierProgress) -> list[str]:
     return notes
 
 
-def on_the_machine(known: FrontierProgress) -> list[str]:
+def notes_on_the_machine(known: FrontierProgress) -> list[str]:
     """Return the signs that something else had the machine."""
     notes = [
         f"{trial.id} reached {rate_text(rate_of(trial), known.context.study.facts.rate_unit)}, and the probe of the same point far more"
-        for trial in known.finalists.fallen
+        for trial in known.finalists.slower_when_verified
     ]
     if known.finalists.timed and known.finalists.timed.busy:
         notes.append(f"the finalists' timings: {known.finalists.timed.unrest()}")
@@ -46,7 +46,7 @@ def on_the_machine(known: FrontierProgress) -> list[str]:
 def disturbed_trials(known: FrontierProgress) -> tuple[str, ...]:
     """Return the trials whose speed says little of another day, in the order they were proposed."""
     disturbed = [trial for trial, _ in _disturbed(known)]
-    suspect = {trial.id for trial in [*known.finalists.fallen, *_timings_in_doubt(known), *disturbed]}
+    suspect = {trial.id for trial in [*known.finalists.slower_when_verified, *_timings_in_doubt(known), *disturbed]}
     return tuple(trial.id for trial in known.trials.all() if trial.id in suspect)
 
 

@@ -57,7 +57,7 @@ class Finalists:
         speedup = rate_at(self.trials.rates, size) / rate_of_batch(self.trials.rates, self.trials.baseline_size)
         return too_short(self.trials.context.config, size * self.trials.context.config.world_size, speedup) is None
 
-    def edges_of(self, probes: dict[OperatingPoint, Trial]) -> list[OperatingPoint]:
+    def largest_to_train(self, probes: dict[OperatingPoint, Trial]) -> list[OperatingPoint]:
         """Return each mode's largest size of those at which it is the fastest and that a run can use: that is how they are
         trained.
 
@@ -111,7 +111,7 @@ class Finalists:
         timed = self._timed_in(num_rounds)
         if timed is None or not all(trial is not None and trial.state.ended for trial in last):
             return True
-        wanted = self.trials.stage.rounds + (MORE_ROUNDS if self.fallen else 0)
+        wanted = self.trials.stage.rounds + (MORE_ROUNDS if self.slower_when_verified else 0)
         clear = timed.is_clear() and timed.num_quiet_rounds >= wanted
         return (
             clear
@@ -122,7 +122,7 @@ class Finalists:
     def _affordable(self, finalists: list[OperatingPoint], num_rounds: int) -> bool:
         """True if the stage may take so many rounds beside the probes and the verifications."""
         costs = [self.trials.cost_of(point, TIMED_STEPS) for point in finalists]
-        edges = set(self.edges_of(self.fitting())) - set(finalists) if self.trains_other_sizes() else set()
+        edges = set(self.largest_to_train(self.fitting())) - set(finalists) if self.trains_other_sizes() else set()
         longest = max(costs, key=lambda cost: cost.samples)
         verifications = longest + total(self.trials.cost_of(point, TIMED_STEPS) for point in edges)
         checks = total(cost_of(trial) for trial in self.trials.all() if trial.proposal.control)
@@ -148,7 +148,7 @@ class Finalists:
         return stragglers(self.trials.all())
 
     @cached_property
-    def fallen(self) -> list[Trial]:
+    def slower_when_verified(self) -> list[Trial]:
         """The verifications that were much slower than the same point's probe: something else had the machine."""
         pairs = [(probe, self.trials.verification_of(point)) for point, probe in self.fitting().items()]
         return [one for probe, one in pairs if one and 0 < rate_of(one) * DISAGREEMENT < rate_of(probe)]

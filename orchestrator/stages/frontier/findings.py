@@ -119,8 +119,6 @@ class FrontierFindings:
     baseline: OperatingPoint
     """The smallest that fits."""
     largest: MeasuredPoint
-    second_largest: MeasuredPoint | None
-    """The largest that is clearly smaller than the largest, so that it trains differently."""
     fitting: tuple[int, ...]
     """The micro-batch sizes that fit in the chosen mode."""
     front: tuple[Point, ...]

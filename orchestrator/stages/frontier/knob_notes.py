@@ -8,7 +8,7 @@ from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, K
 from batchscout.orchestrator.stages.frontier.knobs import MOST_PROBES, KnobMode
 from batchscout.orchestrator.stages.frontier.measured import peak_of, rate_of
 from batchscout.orchestrator.stages.frontier.modes import knobs_to_try
-from batchscout.orchestrator.stages.frontier.propose import FrontierProgress
+from batchscout.orchestrator.stages.frontier.progress import FrontierProgress
 from batchscout.orchestrator.units import bytes_text
 from batchscout.trainers.knobs import in_words, that_change_the_loss
 
@@ -47,13 +47,13 @@ def _rate(known: FrontierProgress, point: OperatingPoint, beside: OperatingPoint
     return rate_of(probe)
 
 
-def on_knobs(known: FrontierProgress, findings: FrontierFindings) -> list[str]:
+def notes_on_knobs(known: FrontierProgress, findings: FrontierFindings) -> list[str]:
     """Return a sentence for each knob that fitted, and one for those that were not tried."""
-    compared = [_on_knob(known, one, findings) for one in findings.knobs]
-    return compared + _on_those_left_out(known)
+    compared = [_note_on_knob(known, one, findings) for one in findings.knobs]
+    return compared + _note_on_those_left_out(known)
 
 
-def _on_knob(known: FrontierProgress, one: KnobFindings, findings: FrontierFindings) -> str:
+def _note_on_knob(known: FrontierProgress, one: KnobFindings, findings: FrontierFindings) -> str:
     point, other, capacity = one.fastest, one.accumulated, known.trials.capacity_bytes()
     unit = known.context.study.facts.rate_unit
     within = f"at equal memory ({bytes_text(capacity)})" if capacity else "at equal memory"
@@ -84,7 +84,7 @@ def _what_follows(one: KnobFindings, findings: FrontierFindings) -> str:
     return "; it is taken" if findings.chosen.mode == one.fastest.mode else ""
 
 
-def _on_those_left_out(known: FrontierProgress) -> list[str]:
+def _note_on_those_left_out(known: FrontierProgress) -> list[str]:
     search, wanted = known.knobs, knobs_to_try(known.context)
     if not wanted:
         return []

@@ -18,7 +18,7 @@ from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.timing import TIE
 from batchscout.orchestrator.stages.frontier.findings import OperatingPoint, Quality
-from batchscout.orchestrator.stages.frontier.measured import rate_of, says_nothing
+from batchscout.orchestrator.stages.frontier.measured import ended_for_another_reason, rate_of
 from batchscout.orchestrator.stages.frontier.modes import knobs_to_try, with_knobs
 from batchscout.orchestrator.stages.frontier.probes import Probes
 from batchscout.orchestrator.stages.frontier.quality import (
@@ -137,7 +137,7 @@ class KnobSearch:
             if trial is None or not trial.state.ended:
                 return sizes, False
             trials.append(trial)
-            following = None if says_nothing(trial) else self._following(one, trials)
+            following = None if ended_for_another_reason(trial) else self._following(one, trials)
             if following is None or len(sizes) == MOST_PROBES_OF_A_MODE or following in sizes:
                 return sizes, True
             sizes.append(following)
@@ -150,7 +150,7 @@ class KnobSearch:
             self.trials.capacity_bytes(),
             predicted.lines[-1] if predicted else None,
             smallest=self.probes.smallest,
-            largest=self.probes.largest_of(trials),
+            largest=self.probes.largest(trials).size,
         )
         if isinstance(step, SearchEnd) or self._cannot_pay(one, trials, step.micro_batch_size):
             return None

@@ -6,7 +6,7 @@ from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.trial import Trial, TrialState
 
 
-def says_nothing(trial: Trial) -> bool:
+def ended_for_another_reason(trial: Trial) -> bool:
     """True if the trial ended for another reason than its size."""
     of_size = trial.state is TrialState.PRUNED and trial.cause in (Cause.TOO_SLOW, Cause.THRASHING)
     return not (trial.state in (TrialState.COMPLETE, TrialState.OUT_OF_MEMORY) or of_size)

@@ -12,9 +12,9 @@ from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.frontier.findings import OperatingPoint
-from batchscout.orchestrator.stages.frontier.measured import says_nothing
+from batchscout.orchestrator.stages.frontier.measured import ended_for_another_reason
 from batchscout.orchestrator.stages.frontier.modes import modes
-from batchscout.orchestrator.stages.frontier.search import Next, Probe, SearchEnd, next_probe
+from batchscout.orchestrator.stages.frontier.search import EndedBy, Next, Probe, SearchEnd, next_probe
 from batchscout.orchestrator.stages.frontier.trials import ACCUMULATED, FrontierTrials, rates_of
 from batchscout.orchestrator.stages.probing import (
     NOTHING,
@@ -43,6 +43,15 @@ def ladder(smallest: int, largest: int) -> list[int]:
     doubled = [smallest * 2**i for i in range(largest.bit_length()) if smallest * 2**i <= largest]
     round_below = [largest - largest % unit for unit in (2, 4, 8, 16, 32, 64) if 4 * unit <= largest]
     return sorted({*doubled, *(size for size in round_below if size >= smallest), largest})
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest micro-batch size to try."""
+
+    size: int
+    why: str
+    """No larger one is tried."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ class Probes:
         trials, probes, sizes = list[Trial](), list[Probe](), [self.smallest]
         while True:
             trial = self.trials.probe_of(OperatingPoint(mode, sizes[-1]))
-            if trial is None or not trial.state.ended or says_nothing(trial):
+            if trial is None or not trial.state.ended or ended_for_another_reason(trial):
                 return sizes, None
             trials.append(trial)
             probes.append(self.outcome(trial))
@@ -113,22 +122,25 @@ class Probes:
             if self.trials.probe_of(point) is None and (why := self._why_left_out(point, self.probed + unasked)):
                 fits = max((one.micro_batch_size for one in probes if one.fits), default=None)
                 evidence = f"{fits} fits; {step.micro_batch_size} was left out: {why}"
-                return sizes, SearchEnd(fits, evidence, is_largest=fits is not None)
+                return sizes, SearchEnd(fits, evidence, EndedBy.MEMORY if fits is None else EndedBy.BUDGET)
             sizes.append(step.micro_batch_size)
 
     def _step(self, mode: Mode, trials: list[Trial], probes: list[Probe]) -> Next | SearchEnd:
         predicted = self.trials.predicted(mode)
         line = predicted.lines[-1] if predicted else None  # the one of large sizes, where the limit is
         # Both ends of what fits are looked at, in the first mode: what larger batches would gain in speed is worth knowing.
-        largest = self.largest_of(trials, beyond_use=mode == self.modes[0])
-        return next_probe(probes, self.trials.capacity_bytes(), line, smallest=self.smallest, largest=largest)
+        largest = self.largest(trials, beyond_use=mode == self.modes[0])
+        step = next_probe(probes, self.trials.capacity_bytes(), line, smallest=self.smallest, largest=largest.size)
+        if isinstance(step, SearchEnd) and step.ended_by is EndedBy.LARGEST:
+            return replace(step, evidence=f"{step.evidence}: {largest.why}")
+        return step
 
     def _why_left_out(self, point: OperatingPoint, spent: Cost) -> str:
         """Return why a point that the journal does not have is not to be probed; empty if it is.
 
         spent: what all probes before it take.
         """
-        if plain := self._roomy(point.mode):
+        if plain := self._plain_mode_that_suffices(point.mode):
             return f"without checkpointing ({plain}) all sizes that a run can use fit, too"
         allowed = self.allowed.part(PROBES_SHARE)
         if len(self.trials.rates) < 2:  # one size is no range: the second one may take any time
@@ -163,18 +175,20 @@ class Probes:
         last = self.trials.probe_of(OperatingPoint(plain, sizes[-1]))
         return end is None and (last is None or not last.state.ended)
 
-    def _roomy(self, mode: Mode) -> Mode | None:
+    def _plain_mode_that_suffices(self, mode: Mode) -> Mode | None:
         """Return the same mode without checkpointing, if that holds whatever a run can use; else None.
 
         Checkpointing saves memory, and costs time: there it has nothing to give.
         """
         plain = self._plain(mode)
         _, end = self.search(plain) if plain else ([], None)
-        return plain if end is not None and not self.memory_binds(end) else None
+        if end is None or end.ended_by is EndedBy.BUDGET or self.memory_binds(end):
+            return None
+        return plain
 
     def memory_binds(self, end: SearchEnd) -> bool:
         """True if, where the search ended, a run could use a larger size, and it is memory that does not hold it."""
-        return not end.is_largest and (end.micro_batch_size or 0) < self.most_usable
+        return end.ended_by is EndedBy.MEMORY and (end.micro_batch_size or 0) < self.most_usable
 
     def _plain(self, mode: Mode) -> Mode | None:
         """Return the same mode without checkpointing; None if that is this mode, or is not tried."""
@@ -186,35 +200,31 @@ class Probes:
         peak = trial.metric("peak_memory_bytes") if ran else None
         return Probe(trial.config.micro_batch_size, self.trials.fits(trial), peak)
 
-    def largest_of(self, trials: list[Trial], *, beyond_use: bool = False) -> int:
-        """Return the largest size to try.
-
-        A step must not see a sample twice, nor take longer than max_step_seconds, a probe must not take the time of all others,
-        and a micro-batch must not hold more tokens than the study file allows.
+    def largest(self, trials: list[Trial], *, beyond_use: bool = False) -> Largest:
+        """Return the largest size to try after these trials.
 
         beyond_use: whether to try sizes of which a full run has too few steps, too.
         """
-        num_samples = self.trials.study.facts.num_train_samples
-        of_data = num_samples // self.trials.context.config.world_size if num_samples else self.trials.stage.largest
-        of_use = self.trials.stage.largest if beyond_use else self.most_usable_by(trials)
-        return max(
-            self.smallest,
-            min(
-                self.trials.stage.largest,
-                of_data,
-                of_use,
-                self.most_of_tokens(),
-                self.slowest(trials),
-                self.most_in_time(trials),
-            ),
+        config, facts, stage = self.trials.context.config, self.trials.study.facts, self.trials.stage
+        limits = [Largest(stage.largest, "none larger was asked for")]
+        if facts.num_train_samples:
+            twice = f"a step would take some of the {facts.num_train_samples:,} training samples twice"
+            limits.append(Largest(facts.num_train_samples // config.world_size, twice))
+        if not beyond_use:
+            too_few = "of a larger one a full run has too few optimizer steps"
+            limits.append(Largest(self.most_usable_by(trials), too_few))
+        if config.micro_batch is not None and config.micro_batch.tokens != "auto" and facts.longest_sample is not None:
+            tokens = config.micro_batch.tokens
+            more = f"a larger one would hold more than micro_batch.tokens ({tokens:,})"
+            limits.append(Largest(tokens // facts.longest_sample, more))
+        if seconds := self._seconds_per_sample(trials):
+            longer = f"a step would take longer than max_step_seconds ({stage.max_step_seconds:g})"
+            limits.append(Largest(int(stage.max_step_seconds / seconds), longer))
+        limits.append(
+            Largest(self._most_in_time(trials), "a larger one would take half of what is left of the probes' time")
         )
-
-    def most_of_tokens(self) -> int:
-        """Return how many of the longest samples the study file's `micro_batch` holds."""
-        micro_batch, longest = self.trials.context.config.micro_batch, self.trials.study.facts.longest_sample
-        if micro_batch is None or micro_batch.tokens == "auto" or longest is None:
-            return self.trials.stage.largest
-        return micro_batch.tokens // longest
+        least = min(limits, key=lambda limit: limit.size)
+        return replace(least, size=max(self.smallest, least.size))
 
     @cached_property
     def most_usable(self) -> int:
@@ -231,7 +241,7 @@ class Probes:
         )
         return self.trials.stage.largest if usable is None else max(1, usable // self.trials.context.config.world_size)
 
-    def most_in_time(self, trials: list[Trial]) -> int:
+    def _most_in_time(self, trials: list[Trial]) -> int:
         """Return the largest size whose probe should take no more than half of the time that these have left to the probes;
         twice the smallest at least."""
         left = self._allowance(trials).part(PROBES_SHARE).seconds - total(map(cost_of, trials)).seconds
@@ -242,12 +252,7 @@ class Probes:
         sizes = range(2 * smallest, max(2 * smallest, self.trials.stage.largest) + 1)
         return max(2 * smallest, sizes[0] + bisect_right(sizes, most, key=lambda size: seconds_at(rates, size)) - 1)
 
-    def slowest(self, trials: list[Trial]) -> int:
-        """Return the size whose step would take max_step_seconds at the best rate so far."""
-        seconds = self._seconds_per_size(trials)
-        return int(self.trials.stage.max_step_seconds / seconds) if seconds else self.trials.stage.largest
-
-    def _seconds_per_size(self, trials: list[Trial]) -> float | None:
+    def _seconds_per_sample(self, trials: list[Trial]) -> float | None:
         """Return the time of a step, for every sample of its micro-batch, at the best rate so far; None before one is known."""
         timed = [(trial.metric("step_seconds"), trial.config.micro_batch_size) for trial in trials]
         return min((seconds / size for seconds, size in timed if seconds), default=None)
@@ -255,7 +260,7 @@ class Probes:
     def left_out(self, mode: Mode) -> list[int]:
         """Return the sizes below the largest of a mode that were not probed, for their time or samples."""
         sizes, end = self.sizes(mode), self.search(mode)[1]
-        if end is None or end.micro_batch_size is None or self._roomy(mode):
+        if end is None or end.micro_batch_size is None or self._plain_mode_that_suffices(mode):
             return []
         return [size for size in self._usable_ladder(end.micro_batch_size) if size not in sizes]
 

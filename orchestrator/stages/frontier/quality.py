@@ -45,8 +45,8 @@ def _proposal(context: StageContext[Frontier], name: str, mode: Mode, role: str,
 def quality_split(context: StageContext[Frontier]) -> Split:
     """Return the batch of the runs: the baseline's in the smallest micro-batches, which fit wherever anything does."""
     smallest = max(context.stage.smallest, context.study.facts.smallest_micro_batch)
-    steps = max(1, baseline_batch(context.config) // (smallest * context.config.world_size))
-    return context.split(smallest, steps)
+    accumulation = max(1, baseline_batch(context.config) // (smallest * context.config.world_size))
+    return context.split(smallest, accumulation)
 
 
 def quality_of(context: StageContext[Frontier], mode: Mode, ground: Mode) -> Quality | None:

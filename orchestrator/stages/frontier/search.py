@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from batchscout.trainers.before.peak_memory import Line
 
@@ -50,14 +51,19 @@ class Next:
     reason: str
 
 
+class EndedBy(Enum):
+    MEMORY = "memory"
+    LARGEST = "the largest size that was to be tried"
+    BUDGET = "what the probes may take"
+
+
 @dataclass(frozen=True)
 class SearchEnd:
     """The search is over. micro_batch_size: the largest that fits; None where not even the smallest does."""
 
     micro_batch_size: int | None
     evidence: str
-    is_largest: bool = False
-    """True if memory did not end it: no larger size was to be tried."""
+    ended_by: EndedBy = EndedBy.MEMORY
 
 
 def next_probe(
@@ -77,7 +83,7 @@ def next_probe(
     if fails is not None and fails <= smallest:
         return SearchEnd(None, f"not even {smallest} fits")
     if fits is not None and fits >= largest:
-        return SearchEnd(fits, f"{fits} is the largest asked for, and fits", is_largest=True)
+        return SearchEnd(fits, f"{fits} fits", EndedBy.LARGEST)
     if fits is not None and fails is not None and fails - fits <= step_from(fits):
         return SearchEnd(fits, f"{fits} fits, {fails} {_how_it_fails(fails, probes, capacity_bytes)}")
     wanted = _wanted(probes, fits, fails, capacity_bytes, prediction)

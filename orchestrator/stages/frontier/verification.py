@@ -26,7 +26,7 @@ class Verification:
     def proposals(self) -> list[Proposal]:
         """Return trials in a fresh process: of the best point, and of the largest that are to be trained. Where one does
         not fit there, the next one follows."""
-        edges = self.finalists.edges_of(self.standing()) if self.finalists.trains_other_sizes() else []
+        edges = self.finalists.largest_to_train(self.standing()) if self.finalists.trains_other_sizes() else []
         points = [*self._until_one_fits(), *map(self.as_trained, edges)]
         return [self.trials.verification(point) for point in dict.fromkeys(points)]
 
@@ -80,19 +80,14 @@ class Verification:
         that a full run cannot use.
         """
         fitting = self.finalists.fitting()
-        usable, others = (
-            self.finalists.usable(fitting),
-            [point for point in fitting if point not in self.finalists.points],
-        )
-        return self._ranked_finalists() + sorted(
-            others, key=lambda point: (point not in usable, -rate_of(fitting[point]))
-        )
+        usable = self.finalists.usable(fitting)
+        others = [point for point in fitting if point not in self.finalists.points]
+        others.sort(key=lambda point: (point not in usable, -rate_of(fitting[point])))
+        return self._ranked_finalists() + others
 
     def _ranked_finalists(self) -> list[OperatingPoint]:
-        capacity, rates = (
-            self.trials.capacity_bytes() or math.inf,
-            self.finalists.timed.rates if self.finalists.timed else {},
-        )
+        capacity = self.trials.capacity_bytes() or math.inf
+        rates = self.finalists.timed.rates if self.finalists.timed else {}
         held = {point: rounds for point, rounds in rates.items() if self.finalists.most_memory(point) <= capacity}
         if not held:
             return [] if self.finalists.num_rounds else self.finalists.points
