@@ -40,11 +40,6 @@ from batchscout.trainers.errors import first_line, raised_text, said_by, users_f
 from batchscout.trainers.files import StorageLost, own_file, quoted, storage_error
 from batchscout.trainers.report import Report
 
-# A CPU rank that has run out of memory and still holds more than this above its idle size is replaced.
-MEMORY_TOLERANCE_BYTES = 64 * 2**20
-# A rank on a GPU is replaced when it holds more than this above what it held before its first trial, whatever the trial's
-# end. What it may hold are the workspaces of cuBLAS: up to 32 MiB for each of its handles, and a thread has one of its own.
-GPU_TOLERANCE_BYTES = 256 * 2**20
 # How long a rank whose peer is gone waits before it ends the group: what the peer died of is then known, and has ended the group. Ray waits
 # for a second or two until it says that a process went with its node, which is no fault of the trial's; on a busy machine longer.
 SECONDS_TO_TELL_OF_A_PEER = 10.0
@@ -212,13 +207,12 @@ def run_and_say(assignment: Assignment, place: Place) -> bool:
     from batchscout.trainers.device.device import pick_device
     from batchscout.trainers.device.memory import memory_of
 
-    device = pick_device()
-    memory = memory_of(device)
-    idle_bytes = 0 if device.type == "cuda" else memory.idle_bytes()
+    memory = memory_of(pick_device())
+    idle_bytes = memory.idle_bytes()
     last_word, clean = memory.without_after_effects(lambda: run_trial(assignment, place))
     if clean:  # otherwise the device may be unusable, and the process ends in any case
         ran_out = last_word is not None and last_word.outcome == "out_of_memory"
-        clean = is_fit(memory.bytes_kept(), idle_bytes, ran_out=ran_out, on_gpu=device.type == "cuda")
+        clean = memory.is_fit(idle_bytes, ran_out=ran_out)
     if last_word is not None:
         place.say(assignment, last_word)
         ray.get(place.dispatcher.freed.remote(place.lane))
@@ -226,19 +220,6 @@ def run_and_say(assignment: Assignment, place: Place) -> bool:
         place.heartbeat(leaving=True)
         place.wait_until_freed(assignment)
     return clean
-
-
-def is_fit(kept_bytes: int | None, idle_bytes: int, *, ran_out: bool, on_gpu: bool) -> bool:
-    """True if a process may run another trial, by what it keeps after one (None: its device no longer answers).
-
-    What a GPU's allocator keeps is exact. A CPU process also grows by what its libraries load, so it counts only where
-    memory ran out.
-    """
-    if kept_bytes is None:
-        return False
-    if on_gpu:
-        return kept_bytes - idle_bytes <= GPU_TOLERANCE_BYTES
-    return not ran_out or kept_bytes - idle_bytes <= MEMORY_TOLERANCE_BYTES
 
 
 def run_trial(assignment: Assignment, place: Place) -> tuple[Message | None, bool]:

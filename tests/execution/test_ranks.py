@@ -19,12 +19,9 @@ from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.execution import ranks
 from batchscout.orchestrator.execution.group import require_cuda, use_its_gpu
 from batchscout.orchestrator.execution.ranks import (
-    GPU_TOLERANCE_BYTES,
-    MEMORY_TOLERANCE_BYTES,
     MOST_OF_A_TRACEBACK,
     LaneRecycled,
     Place,
-    is_fit,
     memory_reason,
     run_trial,
     trials_read_by,
@@ -60,22 +57,6 @@ def test_the_traceback_of_an_exception_of_50_mb_keeps_its_beginning_and_its_end(
     assert "in test_the_traceback_of_an_exception_of_50_mb" in kept
     assert "RuntimeError: it began xxx" in kept
     assert kept.rstrip().endswith("xxx and ended")
-
-
-@pytest.mark.parametrize("ran_out", [True, False])
-def test_a_gpus_process_goes_on_where_the_device_answers_and_its_memory_is_back_whatever_the_trial_came_to(
-    ran_out: bool,
-) -> None:
-    assert is_fit(GPU_TOLERANCE_BYTES, 0, ran_out=ran_out, on_gpu=True)
-    assert not is_fit(GPU_TOLERANCE_BYTES + 1, 0, ran_out=ran_out, on_gpu=True)
-    assert not is_fit(None, 0, ran_out=ran_out, on_gpu=True)
-
-
-def test_what_a_cpus_process_keeps_counts_only_where_memory_ran_out() -> None:
-    """Otherwise it may be code that was loaded for the first time."""
-    assert is_fit(2 * MEMORY_TOLERANCE_BYTES, 0, ran_out=False, on_gpu=False)
-    assert not is_fit(2 * MEMORY_TOLERANCE_BYTES, 0, ran_out=True, on_gpu=False)
-    assert is_fit(2 * MEMORY_TOLERANCE_BYTES, MEMORY_TOLERANCE_BYTES, ran_out=True, on_gpu=False)
 
 
 def model_that_runs_out_of_memory(*_: Any, **__: Any) -> Any:

@@ -13,12 +13,16 @@ import torch
 
 T = TypeVar("T")
 
+# A process is fit for another run if it holds no more than this: the workspaces of cuBLAS, up to 32 MiB for each of its handles, and a
+# thread has one of its own.
+TOLERANCE_BYTES = 256 * 2**20
+
 # How long what is free must not have grown to count, how long that is waited for at most, and how often it is read.
 SETTLED_SECONDS, MOST_SECONDS_TO_SETTLE, SECONDS_BETWEEN_READINGS = 2.0, 20.0, 0.25
 
 
 class GpuMemory:
-    """What `batchscout.trainers.device.memory.DeviceMemory` says, on a GPU."""
+    """DeviceMemory of a GPU: all figures are of what the allocator has reserved, which is nothing before the first run."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -44,6 +48,10 @@ class GpuMemory:
         except RuntimeError:  # an earlier kernel's error: each call that touches the device raises it again
             return None
         return self.idle_bytes()
+
+    def is_fit(self, idle_bytes: int, *, ran_out: bool) -> bool:
+        kept = self.bytes_kept()
+        return kept is not None and kept <= TOLERANCE_BYTES
 
     def without_after_effects(self, run: Callable[[], T]) -> T:
         return run()

@@ -17,6 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 T = TypeVar("T")
 
+# A process that has run out of memory is fit for another run if it holds no more than this above its idle size.
+TOLERANCE_BYTES = 64 * 2**20
+
 SMALL_STACK_BYTES = 1 << 20
 
 
@@ -29,7 +32,7 @@ def status_bytes(key: str) -> int:
 
 
 class HostMemory:
-    """What `batchscout.trainers.device.memory.DeviceMemory` says, on a CPU host."""
+    """DeviceMemory of a CPU host: limits and peaks count from what the process holds before a run."""
 
     def idle_bytes(self) -> int:
         return status_bytes("VmData")
@@ -44,6 +47,11 @@ class HostMemory:
     def bytes_kept(self) -> int | None:
         self.give_back()
         return self.idle_bytes()
+
+    def is_fit(self, idle_bytes: int, *, ran_out: bool) -> bool:
+        """A process also grows by what its libraries load, so what it keeps counts only where memory ran out."""
+        kept = self.bytes_kept()
+        return kept is not None and (not ran_out or kept - idle_bytes <= TOLERANCE_BYTES)
 
     def without_after_effects(self, run: Callable[[], T]) -> T:
         """Return run(), from a thread of its own.

@@ -44,12 +44,12 @@ class DeviceMemory(Protocol):
     """A GPU's memory, or that of a CPU host."""
 
     def idle_bytes(self) -> int:
-        """Return what this process holds before a run: limits and peaks count from there."""
+        """Return what this process holds before a run."""
         ...
 
     def free_bytes(self, limit_bytes: int | None = None) -> int | None:
         """Return what the device has left, whoever holds the rest; None on a CPU host, and where the device does not
-        answer: after some errors it never does so again in the same process.
+        answer: some CUDA errors last as long as the process.
 
         limit_bytes: what a run is or was held to by `held_to`; no more is left than up to there.
         """
@@ -63,14 +63,19 @@ class DeviceMemory(Protocol):
         """Give back all that can be, and return what this process holds then; None where the device does not answer."""
         ...
 
+    def is_fit(self, idle_bytes: int, *, ran_out: bool) -> bool:
+        """True if this process may run another trial, by what it keeps after one. ran_out: whether that ran out of memory."""
+        ...
+
     def without_after_effects(self, run: Callable[[], T]) -> T:
-        """Return run(), from where running out of memory can spoil nothing for good."""
+        """Return run(), called where an error of memory that ran out cannot spoil the process: on a CPU host in a thread of its own."""
         ...
 
     def held_to(self, limit_bytes: int | None, idle_bytes: int | None = None) -> AbstractContextManager[None]:
-        """Let the allocator refuse whatever would exceed `limit_bytes` above the idle process, as if memory had run out.
+        """Let the allocator refuse whatever would exceed `limit_bytes`, as if memory had run out.
 
-        idle_bytes: what `idle_bytes` returned before anything was built; None: what the process holds now.
+        idle_bytes: what `idle_bytes` returned before anything was built, which a CPU host's limit comes on top of; None: what the
+        process holds now.
         """
         ...
 

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.device import gpu_memory
+from batchscout.trainers.device import gpu_memory, host_memory
 from batchscout.trainers.device.gpu_memory import (
     MOST_SECONDS_TO_SETTLE,
     SETTLED_SECONDS,
@@ -351,6 +351,24 @@ def test_a_device_that_no_longer_answers_keeps_nobody_knows_how_much(monkeypatch
     monkeypatch.setattr(torch.cuda, "mem_get_info", device_that_failed)
     assert (GpuMemory(CUDA).bytes_kept(), GpuMemory(CUDA).free_bytes()) == (None, None)
     assert HostMemory().free_bytes() is None
+
+
+@pytest.mark.parametrize("ran_out", [True, False])
+def test_a_gpus_process_goes_on_where_the_device_answers_and_its_memory_is_back_whatever_the_trial_came_to(
+    monkeypatch: pytest.MonkeyPatch, ran_out: bool
+) -> None:
+    kept: list[int | None] = [gpu_memory.TOLERANCE_BYTES, gpu_memory.TOLERANCE_BYTES + 1, None]
+    monkeypatch.setattr(GpuMemory, "bytes_kept", lambda _: kept.pop(0))
+    assert [GpuMemory(CUDA).is_fit(0, ran_out=ran_out) for _ in range(3)] == [True, False, False]
+
+
+def test_what_a_cpus_process_keeps_counts_only_where_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it may be code that was loaded for the first time."""
+    tolerance = host_memory.TOLERANCE_BYTES
+    monkeypatch.setattr(HostMemory, "bytes_kept", lambda _: 2 * tolerance)
+    assert HostMemory().is_fit(0, ran_out=False)
+    assert not HostMemory().is_fit(0, ran_out=True)
+    assert HostMemory().is_fit(tolerance, ran_out=True)
 
 
 @pytest.mark.parametrize(
