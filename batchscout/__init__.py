@@ -1,12 +1,11 @@
-"""Which batch, activation checkpointing and learning rate to train with. To read a study needs neither torch nor Ray.
+"""Which batch, activation checkpointing and learning rate to train with.
 
 study = batchscout.find(model=lambda: Net(), loss="cross_entropy", train=train_set, val=val_set)
-study = batchscout.load("runs/quickstart")      # or one that has run
-print(study)                                    # the answer; study.recommendation is the same as a value
-study.best, study.trial("train-m4k1")           # a run; study.trials() is a pandas.DataFrame of all
-print(study.explain("train-m4k1"))              # why it ran, and what came of it
-study.figures()["surface"]                      # a picture, which a notebook shows
-print(study.export("hf"))                       # what to paste into a trainer
+study = batchscout.load("runs/quickstart")  # or one that has run; this needs neither torch nor Ray
+print(study)                                # the answer; study.recommendation has it as fields
+study.best, study.trials()                  # the recommended run, and all as a pandas.DataFrame
+study.trial("train-m4k1")                   # any run; study.explain("train-m4k1") says why it ran
+study.figures()["surface"]                  # a picture; print(study.export("hf")): lines for a trainer
 """
 
 from __future__ import annotations
@@ -51,11 +50,10 @@ def find(
     quiet: bool = False,
     **keys: Any,
 ) -> Study:
-    """Run a study of what this process has, or go on with it, and return it. Raises ValueError for bad input.
-    model: a callable that makes an nn.Module, or a module, with whose weights every run begins. train, val: data sets or DataLoaders.
-    loss: as in a study file, or loss(module, batch) -> (loss_sum, num_targets); None where the module returns these. Instead of
-    these four: what makes (model, loaders or datamodule[, Trainer]) of Lightning, or a Trainer of transformers, or a script's command.
-    run_dir: None: runs/<the script's name>. stages: names, or keys. keys: others of a study file, such as optimizer={"lr": 1e-3}.
+    """Run a study of these objects, or resume it, and return it. Raises ValueError for bad input. model: a module,
+    whose weights every run starts from, or what makes one. train, val: data sets or DataLoaders. loss: as in study
+    files; or loss(module, batch) -> (loss_sum, num_targets); None if the module returns these. Or: lightning makes
+    (model, loaders or datamodule[, Trainer]), transformers a Trainer; script: a command. keys: of study files.
     """
     from batchscout.orchestrator.environment import fit_environment, importing_ray
 
@@ -69,7 +67,7 @@ def find(
 
 
 def load(run_dir: str | Path) -> Study:
-    """Return the study that a run directory holds; it may be running. Raises ValueError where there is none."""
+    """Return the study of a run directory; it may be running. Raises ValueError where there is none."""
     from batchscout.orchestrator.output.loaded import load as read
 
     return read(run_dir)
