@@ -19,6 +19,7 @@ import yaml
 from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.study.events import Concluded
 from batchscout.orchestrator.study.journal import Journal, replay
+from batchscout.trainers.files import quoted
 from batchscout.trainers.lines import line_of
 from tests.support.every import for_every
 from tests.support.lane_player import Player, director_of, know
@@ -211,7 +212,11 @@ def test_status_keeps_every_word_and_the_width_of_the_terminal(
     assert all(" ".join(trial.explanation.split()) in " ".join(out.split()) for trial in trials)
     figures = {line for line in out.splitlines() if line[2:].startswith("grid-")}
     assert len(figures) == len(trials)
-    assert all(len(line) <= columns for line in {*out.splitlines()} - (figures if columns == 60 else set()))
+    commands = {
+        line for line in out.splitlines() if line.startswith("  batchscout run ")
+    }  # broken, none could be pasted
+    assert len(commands) == 1
+    assert all(len(line) <= columns for line in {*out.splitlines()} - commands - (figures if columns == 60 else set()))
 
 
 @pytest.mark.parametrize("verb", ["status", "plan"])
@@ -239,20 +244,25 @@ def test_what_was_running_when_the_driver_ended_has_stopped(run_dir: Path, capsy
     ]
     assert running
 
-    def told() -> tuple[str, str, bool]:
+    def told() -> tuple[str, str, str, bool]:
         status, explained = (
             call(capsys, "status", str(run_dir))[1],
             call(capsys, "explain", str(run_dir), running[0])[1],
         )
-        return status, explained, json.loads(call(capsys, "status", str(run_dir), "--json")[1])["is_running"]
+        call(capsys, "report", str(run_dir))
+        report = (run_dir / "report.html").read_text()
+        return status, explained, report, json.loads(call(capsys, "status", str(run_dir), "--json")[1])["is_running"]
 
-    status, explained, is_running = told()
+    status, explained, report, is_running = told()
     assert not is_running
     assert " running" not in status
+    assert ">running<" not in report
+    assert ">stopped<" in report
     assert f"{running[0]}: stopped" in explained
     with Journal(run_dir / "journal.jsonl", "tiny"):
-        status, explained, is_running = told()
+        status, explained, report, is_running = told()
     assert is_running
+    assert ">running<" in report
     assert " stopped" not in status
     assert "grid: running" in status
     assert f"{running[0]}: running" in explained
@@ -264,10 +274,10 @@ def test_without_a_verb_the_help_is_shown(capsys: pytest.CaptureFixture[str], wo
     assert "example:" in call(capsys)[1]
 
 
-def test_status_says_that_nobody_runs_the_study_unless_it_is_over(
+def test_status_says_how_to_go_on_with_a_study_that_nobody_runs_unless_it_is_over(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    idle = "no process runs this study now: batchscout run goes on with it"
+    idle = f"batchscout run {quoted(run_dir)}/study.yaml --dir {quoted(run_dir)}"
     assert idle in call(capsys, "status", str(run_dir))[1]
     with Journal(run_dir / "journal.jsonl", "tiny") as journal:
         assert idle not in call(capsys, "status", str(run_dir))[1]

@@ -21,20 +21,23 @@ class Strict(BaseModel):
         """Refuse what pydantic reads as 1 and 0."""
         if isinstance(values, dict):
             for name, value in values.items():
-                if isinstance(value, bool) and name in _numbers(cls):
-                    raise ValueError(f"{name} is {str(value).lower()}, which is no number; write the number")
+                members = value if isinstance(value, list | tuple) else [value]
+                wrong = next((one for one in members if isinstance(one, bool)), None)
+                if wrong is not None and name in _numbers(cls):
+                    has = "is" if wrong is value else "has"
+                    raise ValueError(f"{name} {has} {str(wrong).lower()}, which is no number; write the number")
         return values
 
 
 @functools.cache
 def _numbers(keys: type[Strict]) -> frozenset[str]:
-    """Return the keys whose value is a number, or null."""
+    """Return the keys whose value is a number, a list of numbers, or null."""
     return frozenset(name for name, field in keys.model_fields.items() if _is_number(field.annotation))
 
 
 def _is_number(annotation: object) -> bool:
     if get_origin(annotation) is Annotated:
         return _is_number(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return all(part is NoneType or _is_number(part) for part in get_args(annotation))
+    if get_origin(annotation) in (Union, UnionType, tuple):
+        return all(part in (NoneType, ...) or _is_number(part) for part in get_args(annotation))
     return isinstance(annotation, type) and issubclass(annotation, int | float) and annotation is not bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, get_args, get_origin
@@ -79,8 +80,11 @@ def _line(where: str, place: Place, items: Sequence[ErrorDetails]) -> str:
             return f"{at}it is {_value(first)}, and takes {taken}; {_such_as(place, first['input']) or _remedy(items)}"
 
 
-MAIN_KEYS = {str: ("type", "target"), int: ("device_hours", "samples", "effective_batch_size")}
+_NUMBERS = ("device_hours", "samples", "effective_batch_size")
+MAIN_KEYS = {str: ("type", "target"), int: _NUMBERS, float: _NUMBERS}
 """Of a section, the one that a word or a number in its place is meant for."""
+_HOURS = {"h": 1.0, "m": 1 / 60, "min": 1 / 60, "d": 24.0, "": 1.0}
+"""By the units of a time, as in `budget=2h`."""
 
 
 def _such_as(place: Place, value: object) -> str | None:
@@ -91,9 +95,15 @@ def _such_as(place: Place, value: object) -> str | None:
         return f"{value} seeds are [{seeds}], and the seed {value} alone is [{value}]"
     if section is not None and isinstance(value, str) and value in section.model_fields:
         return f"write {{{value}: ...}}"
+    if section is not None and isinstance(value, str) and "device_hours" in section.model_fields:
+        time = re.fullmatch(r"([\d.]+)\s*([a-z]*)", value)
+        if not time or time[2] not in _HOURS:
+            return "write the hours, such as {device_hours: 2}"
+        return f"write {{device_hours: {float(time[1]) * _HOURS[time[2]]:g}}}"
     if section is not None and (keys := MAIN_KEYS.get(type(value))):
         key = next((key for key in keys if key in section.model_fields), None)
-        return f"write {{{key}: {value}}}" if key else None
+        whole = isinstance(value, float) and value.is_integer()
+        return f"write {{{key}: {int(value) if whole else value}}}" if key else None
     field = owner.model_fields.get(str(place[-1])) if owner else None
     if field is None or get_origin(field.annotation) is not tuple or ... in get_args(field.annotation):
         return None
@@ -230,7 +240,9 @@ def _in_our_words(word: str, known: Sequence[str], within: str) -> str | None:
     elif key in sections:
         found = key
     else:
-        found = next((f"{name}.{key}" for name, one in sections.items() if one and key in one.model_fields), None)
+        stages = {f"stages.{name}": stage for name, stage in _members_by_type(StageConfig).items()}
+        places = [f"{name}.{key}" for name, one in (sections | stages).items() if one and key in one.model_fields]
+        found = places[0] if len(places) == 1 or (places and not places[0].startswith("stages.")) else _listed(places)
     in_samples = " (in samples: epochs x training samples, steps x batch)" if key == "sample_budget" else ""
     return f"write {found}{in_samples}" if found else None
 

@@ -58,7 +58,7 @@ LARGEST_COUNT = 2**53
 # Most file systems take 255, of which what stands beside a name must have some.
 LONGEST_NAME_BYTES = 200
 # torch's generators take numbers of 64 bits, and a seed is multiplied by the number of ranks.
-Seed = Annotated[int, Field(gt=-(2**32), lt=2**32)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 AnyStage = TypeVar("AnyStage", bound=StageKeys)
 

@@ -4,7 +4,8 @@ most, and what to do next. Pure."""
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from batchscout.orchestrator.config.keys import StudyConfig
@@ -69,14 +70,13 @@ class Answer:
             "Verdict": f"{self.badge}: {self.because}",
             "Gain": self.gain,
             "Caveat": first + more,
-            "Next": self._next(run_dir),
+            "Next": with_run_dir(self.next, run_dir),
         }
 
-    def _next(self, run_dir: str) -> str:
-        """Return what comes next. A study file is read from a folder alone, so that of a study in an object store is the user's own."""
-        if "://" not in run_dir:
-            return self.next.replace(RUN_DIR, run_dir)
-        return self.next.replace(STUDY_FILE, "STUDY.yaml").replace(RUN_DIR, run_dir)
+    def with_options(self, options: Sequence[str]) -> Answer:
+        """Return it with the next command, where that runs the study, given these options, too."""
+        runs = f"batchscout run {STUDY_FILE}"
+        return replace(self, next=self.next.replace(runs, shlex.join((*runs.split(), *options))))
 
     def text(self, run_dir: str = RUN_DIR) -> str:
         """Return the five lines one under the other."""
@@ -84,6 +84,21 @@ class Answer:
 
 
 _LABEL = len("Train with") + 2
+
+
+def with_run_dir(command: str, run_dir: str) -> str:
+    """Return the command for this run directory. A study file is read from a folder alone: that of a study in an object store is the
+    user's own."""
+    if "://" in run_dir:
+        command = command.replace(STUDY_FILE, "STUDY.yaml")
+    return command.replace(RUN_DIR, run_dir)
+
+
+def how_to_resume(config: StudyConfig, run_dir: str) -> str:
+    """Return what goes on with a study that was stopped."""
+    if config.model.target.startswith(OBJECTS):  # no command has the objects
+        return f"call batchscout.find again, with run_dir={run_dir}"
+    return with_run_dir(f"batchscout run {STUDY_FILE} --dir {RUN_DIR}", run_dir)
 
 
 def answer_of(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig) -> Answer:

@@ -74,4 +74,4 @@ class LiveReport(Observer):
         from batchscout.orchestrator.output.report.page import write_report
 
         recommendation = recommend(self._config, self._study)
-        write_report(self._path, self._config, self._study, recommendation, self._every)
+        write_report(self._path, self._config, self._study, recommendation, self._every, is_driven=True)

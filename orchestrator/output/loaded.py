@@ -94,7 +94,7 @@ class LoadedStudy:
             raise ValueError(
                 f"{quoted(self.run_dir)} has no recommendation to export; finish the study first: batchscout run"
             )
-        return export(self.recommendation, to)
+        return export(self.recommendation, to, quoted(self.run_dir))
 
     def trials(self) -> pandas.DataFrame:
         """Return a row for each trial: its stage, state and reason, its split and learning rate, and its last metrics."""

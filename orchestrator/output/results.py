@@ -85,11 +85,14 @@ def _without_a_failure(config: StudyConfig, failed: Conclusion, study: Study) ->
     return f"No trial failed. Where code or data are to blame, {_again(study, f'the stage {failed.stage}')}; a changed study file needs another --dir"
 
 
-def write_results(config: StudyConfig, run_dir: Path, study: Study) -> Recommendation | None:
-    """Write recommendation.json and report.html, each whole, and return the recommendation."""
+def write_results(
+    config: StudyConfig, run_dir: Path, study: Study, *, is_driven: bool = False
+) -> Recommendation | None:
+    """Write recommendation.json and report.html, each whole, and return the recommendation. is_driven: True if a process goes on with the
+    study."""
     from batchscout.orchestrator.output.report.page import write_report
 
     recommendation = recommend(config, study)
     write_recommendation(run_dir / "recommendation.json", recommendation)
-    write_report(run_dir / "report.html", config, study, recommendation)
+    write_report(run_dir / "report.html", config, study, recommendation, is_driven=is_driven)
     return recommendation

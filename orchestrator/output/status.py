@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Equivalence, StageKeys
-from batchscout.orchestrator.output.answer import RUN_DIR
+from batchscout.orchestrator.output.answer import RUN_DIR, how_to_resume
 from batchscout.orchestrator.output.caveats import lane_deaths_text
 from batchscout.orchestrator.output.progress import best_so_far, trial_metrics
 from batchscout.orchestrator.output.recommendation import recommend
@@ -157,7 +157,7 @@ def status_in_a_window(config: StudyConfig, study: Study, run_dir: str = RUN_DIR
     above = head.get().splitlines()
     if len(above) > (most := max(2, room - LEAST_ROWS_OF_TRIALS)):
         above = [*above[: most - 1], "..."]
-    stages[place:place] = _fitting(trials, room - len(above), console.width)
+    stages[place:place] = _fitting(trials, room - sum(_height(line, console.width) for line in above), console.width)
     return "\n".join([*above, *stages, *time.get().splitlines()])
 
 
@@ -167,13 +167,18 @@ def _fitting(trials: Sequence[tuple[Trial, str]], room: int, width: int) -> list
     runs = [i for i, (trial, _) in enumerate(trials) if trial.state is TrialState.RUNNING]
     waits = [i for i, (trial, _) in enumerate(trials) if trial.state is TrialState.WAITING]
     order = [*runs, *(i for i in reversed(range(len(trials))) if i not in {*runs, *waits}), *waits]
-    heights = [sum(max(1, math.ceil(len(line) / width)) for line in text.splitlines()) for _, text in trials]
+    heights = [sum(_height(line, width) for line in text.splitlines()) for _, text in trials]
     num_kept = len(trials)
     while num_kept and sum(heights[i] for i in order[:num_kept]) + (num_kept < len(trials)) > room:
         num_kept -= 1
     left_out = len(trials) - num_kept
     more = [f"  ... and {left_out} more"] if left_out else []
     return [line for i in sorted(order[:num_kept]) for line in trials[i][1].splitlines()] + more
+
+
+def _height(line: str, width: int) -> int:
+    """Return how many rows of a window a line takes."""
+    return max(1, math.ceil(len(line) / width))
 
 
 def _time_line(study: Study) -> str:
@@ -185,7 +190,10 @@ def _print_head(console: Terminal, config: StudyConfig, study: Study, run_dir: s
     recommendation = recommend(config, study)
     console.print(shown(config.name, style="bold"))
     if not is_driven and not study.is_over(stage.type for stage in config.stages):
-        console.print(shown("no process runs this study now: batchscout run goes on with it"))
+        console.print(shown("stopped: no process runs this study now. To go on:"))
+        console.print(
+            shown(f"  {how_to_resume(config, run_dir)}"), soft_wrap=True
+        )  # a broken command could not be pasted
     if recommendation and recommendation.answer:
         print_answer(console, recommendation.answer, run_dir)
     if is_driven and study.lanes_text:

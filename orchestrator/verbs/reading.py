@@ -80,7 +80,7 @@ def report(arguments: argparse.Namespace) -> int:
     place: RunPlace = arguments.run_dir
     with copy_to_read(place) as run_dir:
         config, study = _open(run_dir)
-        write_results(config, run_dir, study)
+        write_results(config, run_dir, study, is_driven=_is_driven(place))
         if not isinstance(place, Path):
             publish_results(place, run_dir)
     print(beside(place, "report.html"))
@@ -147,7 +147,7 @@ def export(arguments: argparse.Namespace) -> int:
         if to is None:
             config, study = _open(run_dir)
             to = first_trainer(config, study.facts.own_run)
-    print(printable(export_text(recommendation, to)))
+    print(printable(export_text(recommendation, to, quoted(str(arguments.run_dir)))))
     return 0
 
 

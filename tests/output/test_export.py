@@ -119,6 +119,7 @@ def test_the_five_lines_of_the_answer_are_the_first_comments() -> None:
     assert export(found, "nanogpt").splitlines()[:6] == [
         "# batchscout", *(f"# {label} {text}" for label, text in found.answer.lines().items())
     ]  # fmt: skip
+    assert "RUN_DIR" not in export(found, "nanogpt", "runs/quickstart")
 
 
 @for_every(mode=["selective", 0.5], to=["hf", "accelerate", "lightning", "deepspeed", "nanogpt"])

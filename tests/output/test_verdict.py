@@ -492,6 +492,8 @@ def test_an_open_answer_says_between_what_and_which_command_goes_on() -> None:
         == f"batchscout run {where} --set stages.train.max_runs=9 --set budget.device_hours=1.12    # about 7 more runs of 1 min 0 s each, 0.12 device-hours"
     )
     assert open_.answer is not None
+    elsewhere = open_.answer.with_options(["--address", "auto", "--min-nodes", "2"]).lines("runs/a")["Next"]
+    assert elsewhere.startswith("batchscout run runs/a/study.yaml --address auto --min-nodes 2 --dir runs/a --set")
     assert open_.answer.next.count("RUN_DIR") == 2, "a recommendation does not know where its study lies"
 
 

@@ -23,8 +23,8 @@ def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]
     places = places_of(loader)
     if len(places) < 2:
         raise ValueError(
-            f"there are no data to validate on, and of {len(places)} training samples none can be held out; give it data to "
-            "validate on, too"
+            f"there are no data to validate on, and too few training samples ({len(places)}, at least 2) to hold one "
+            "out; give it data to validate on, too"
         )
     every = min(len(places), round(1 / HELD_OUT))
     return of_places(loader, [one for n, one in enumerate(places) if n % every != every - 1]), of_places(
@@ -39,8 +39,15 @@ class Tenths(IterableDataset[Any]):
         self.stream, self.held_out = stream, held_out
 
     def __iter__(self) -> Iterator[Any]:
-        every = round(1 / HELD_OUT)
-        yield from (one for number, one in enumerate(self.stream) if (number % every == every - 1) == self.held_out)
+        every, number = round(1 / HELD_OUT), -1
+        for number, one in enumerate(self.stream):
+            if (number % every == every - 1) == self.held_out:
+                yield one
+        if number < every - 1:
+            raise ValueError(
+                f"there are no data to validate on, and too few samples in its stream ({number + 1}, at least {every}) to "
+                "hold one out; give it data to validate on, too"
+            )
 
 
 def of_places(loader: DataLoader[Any], places: Sequence[int]) -> DataLoader[Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.answer import RUN_DIR, with_run_dir
 from batchscout.orchestrator.output.exports import (
     accelerate,
     axolotl,
@@ -38,10 +40,13 @@ WRITERS: dict[str, Callable[[Recommendation], str]] = {
 """By the names of the trainers."""
 
 
-def export(recommendation: Recommendation, to: str) -> str:
-    """Return the text for a trainer. Raises ValueError, with the names of all, for one that is not among WRITERS."""
+def export(recommendation: Recommendation, to: str, run_dir: str = RUN_DIR) -> str:
+    """Return the text for a trainer. Raises ValueError, with the names of all, for one that is not among WRITERS. run_dir: as the user would
+    type it."""
     if to not in WRITERS:
         raise ValueError(f"cannot export to '{to}'; choose one of: {', '.join(WRITERS)}")
+    if (answer := recommendation.answer) is not None:
+        recommendation = replace(recommendation, answer=replace(answer, next=with_run_dir(answer.next, run_dir)))
     return WRITERS[to](as_long_as_the_real_run(recommendation))
 
 

@@ -33,15 +33,22 @@ from batchscout.trainers.files import written_whole
 
 
 def write_report(
-    path: Path, config: StudyConfig, study: Study, recommendation: Recommendation | None, every: float | None = None
+    path: Path,
+    config: StudyConfig,
+    study: Study,
+    recommendation: Recommendation | None,
+    every: float | None = None,
+    *,
+    is_driven: bool = False,
 ) -> None:
     """Write report.html whole or not at all, so that nobody reads half of it. Beside it lie the files of the trials.
 
-    every: while the study runs, the seconds after which the page is to look for a newer one.
+    every: while the study runs, the seconds after which the page is to look for a newer one. is_driven: True if a process runs the study
+    now; of a killed one the journal still says that trials run.
     """
     curves = read_curves(path.parent, study, recommendation.evidence.trial if recommendation else None)
     with written_whole(path) as file:
-        for piece in _pieces(config, study, recommendation, curves, every):
+        for piece in _pieces(config, study, recommendation, curves, every, is_driven=is_driven):
             file.write(piece.encode("utf-8", "replace"))
 
 
@@ -49,7 +56,7 @@ def render_report(
     config: StudyConfig, study: Study, recommendation: Recommendation | None, curves: Sequence[RunCurves] = ()
 ) -> str:
     """Return the page. curves: of the runs that are worth a closer look."""
-    return "".join(_pieces(config, study, recommendation, curves, None))
+    return "".join(_pieces(config, study, recommendation, curves, None, is_driven=False))
 
 
 def _pieces(
@@ -58,6 +65,8 @@ def _pieces(
     recommendation: Recommendation | None,
     curves: Sequence[RunCurves],
     every: float | None,
+    *,
+    is_driven: bool,
 ) -> Iterator[str]:
     stages = {keys.type: StageContext(keys, config, study) for keys in in_order(config, study)}
     figures = {name: stage_of(context.stage).figures(context) for name, context in stages.items()}
@@ -70,7 +79,7 @@ def _pieces(
         if figure.name == "differences" and is_the_answer
     ]
     along = training_section(curves)
-    of_all = _all_trials(list(stages.values()))
+    of_all = _all_trials(list(stages.values()), is_driven=is_driven)
     names = [
         "recommendation",
         *stages,
@@ -89,7 +98,7 @@ def _pieces(
         answer_section(config, study, recommendation, [figure_element(figure, name) for name, figure in answers]),
         element("section", setting_list(config, study), id="setting"),
         *[
-            _stage_section(context, [one for one in figures[name] if (name, one) not in answers])
+            _stage_section(context, [one for one in figures[name] if (name, one) not in answers], is_driven=is_driven)
             for name, context in stages.items()
         ],
         along,
@@ -108,7 +117,7 @@ def _is_live() -> Element:
     )
 
 
-def _stage_section(context: StageContext[StageKeys], figures: Sequence[Figure]) -> Iterator[str]:
+def _stage_section(context: StageContext[StageKeys], figures: Sequence[Figure], *, is_driven: bool) -> Iterator[str]:
     keys, study, trials = context.stage, context.study, context.trials()
     conclusion = study.conclusions.get(keys.type)
     notes = [element("li", note) for note in conclusion.notes] if conclusion else []
@@ -119,18 +128,24 @@ def _stage_section(context: StageContext[StageKeys], figures: Sequence[Figure]) 
         element("p", _conclusion_text(study, keys.type, trials), class_="conclusion"),
         element("ul", *notes, class_="notes") if notes else None,
         within(element("div", class_="plots"), each(figure_element(figure, keys.type) for figure in figures)),
-        trials_table(context, trials) if trials else element("p", "No trials yet.", class_="muted"),
+        trials_table(context, trials, is_driven=is_driven)
+        if trials
+        else element("p", "No trials yet.", class_="muted"),
     )
 
 
-def _all_trials(contexts: Sequence[StageContext[StageKeys]]) -> Iterator[str] | None:
+def _all_trials(contexts: Sequence[StageContext[StageKeys]], *, is_driven: bool) -> Iterator[str] | None:
     """Return the table over all stages; None where one alone has trials, as it has the same table."""
     if sum(bool(context.trials()) for context in contexts) < 2:
         return None
     question = element(
         "span", "Which of all stages' trials is the fastest, the largest, the slowest?", class_="question"
     )
-    return within(element("section", id="trials"), element("h2", "All trials", question), all_trials_table(contexts))
+    return within(
+        element("section", id="trials"),
+        element("h2", "All trials", question),
+        all_trials_table(contexts, is_driven=is_driven),
+    )
 
 
 def _conclusion_text(study: Study, stage: str, trials: list[Trial]) -> str:

@@ -12,6 +12,7 @@ from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.report.figures import json_element
 from batchscout.orchestrator.output.report.pieces import each, within
+from batchscout.orchestrator.output.status import state_text
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import batch_text
@@ -49,8 +50,9 @@ def _metric_text(metric: str, value: float | None) -> str:
     return metric_of(metric).number(value)
 
 
-def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a row for each trial of a stage with what varies and what was measured; a line above says what all share."""
+def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial], *, is_driven: bool) -> Iterator[str]:
+    """Yield a row for each trial of a stage with what varies and what was measured; a line above says what all share. is_driven: True if a
+    process runs the study now."""
     stage = stage_of(context.stage)
 
     def figures(trial: Trial) -> Metrics:
@@ -67,14 +69,15 @@ def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial]) -> I
         return [*settings, *(_metric_text(key, found.get(key)) for key in measured)]
 
     shared = _shared_text(trials[0], _SHARED - set(varying))
-    return _rows_of(trials, headers, cells, {stage.winner(context)}, shared, is_open=len(trials) <= MOST_UNFOLDED)
+    is_open = len(trials) <= MOST_UNFOLDED
+    return _rows_of(trials, headers, cells, {stage.winner(context)}, shared, is_open=is_open, is_driven=is_driven)
 
 
 _OF_ALL = ("samples_seen", "val_loss", "tokens_per_second", "step_seconds", "peak_memory_bytes", "mfu")
 """The metrics that trials of several stages have."""
 
 
-def all_trials_table(contexts: Sequence[StageContext[StageKeys]]) -> Iterator[str]:
+def all_trials_table(contexts: Sequence[StageContext[StageKeys]], *, is_driven: bool) -> Iterator[str]:
     """Yield a row for each trial of all stages, to be sorted and filtered together, with what most stages measure."""
     trials = [trial for context in contexts for trial in context.trials()]
     measured = _measured(_OF_ALL, (trial.metrics for trial in trials))
@@ -86,7 +89,8 @@ def all_trials_table(contexts: Sequence[StageContext[StageKeys]]) -> Iterator[st
         return [trial.stage, *settings, *(_metric_text(key, trial.metrics.get(key)) for key in measured)]
 
     headers = ["stage", _CONFIG_COLUMNS["batch"], _CONFIG_COLUMNS["learning_rate"], *headings]
-    return _rows_of(trials, headers, cells, winners, "The rows of what a stage chose are bold.", is_open=False)
+    said = "What a stage chose is in bold."
+    return _rows_of(trials, headers, cells, winners, said, is_open=False, is_driven=is_driven)
 
 
 def _rows_of(
@@ -97,14 +101,16 @@ def _rows_of(
     told: str,
     *,
     is_open: bool,
+    is_driven: bool,
 ) -> Iterator[str]:
     """Yield a row for each trial: its id, its state, the cells and its lane time.
 
     Rows beyond MOST_WRITTEN are data, of which the script makes rows where someone looks for them.
     """
 
-    def row(trial: Trial) -> tuple[Trial, list[str], bool]:
-        return trial, [*cells(trial), f"{trial.seconds:,.1f}"], trial.id in winners
+    def row(trial: Trial) -> tuple[Trial, str, list[str], bool]:
+        state = state_text(trial.state, is_driven=is_driven)
+        return trial, state, [*cells(trial), f"{trial.seconds:,.1f}"], trial.id in winners
 
     written = (one for trial in trials[:MOST_WRITTEN] for one in _trial_rows(*row(trial)))
     others = [_row_values(*row(trial)) for trial in trials[MOST_WRITTEN:]]
@@ -124,9 +130,9 @@ def _setting(trial: Trial, key: str) -> object:
     return mode_of(trial.config).cross_entropy if key == "cross_entropy" else getattr(trial.config, key)
 
 
-def _row_values(trial: Trial, cells: list[str], best: bool) -> list[JsonValue]:
+def _row_values(trial: Trial, state: str, cells: list[str], best: bool) -> list[JsonValue]:
     """Return what `_trial_rows` writes, as data."""
-    return [trial.id, trial.role, str(trial.state), trial.explanation, best, *cells]
+    return [trial.id, trial.role, state, trial.explanation, best, *cells]
 
 
 def _more_rows(rows: Sequence[JsonValue]) -> list[Element]:
@@ -153,13 +159,13 @@ def _shared_text(trial: Trial, keys: Collection[str]) -> str:
     return f"In all trials: {', '.join(shared)}." if shared else ""
 
 
-def _trial_rows(trial: Trial, cells: list[str], best: bool) -> list[Element]:
+def _trial_rows(trial: Trial, state: str, cells: list[str], best: bool) -> list[Element]:
     """Return the row of numbers, and if there is an explanation a second row with it, over the whole width."""
     names = [name for name, wanted in (("best", best), ("explained", bool(trial.explanation))) if wanted]
     numbers = element(
         "tr",
         element("td", element("code", trial.id), element("small", trial.role) if trial.role else None),
-        element("td", element("span", trial.state.replace("_", " "), class_=f"state {trial.state}")),
+        element("td", element("span", state.replace("_", " "), class_=f"state {state}")),
         *[number_cell(cell) for cell in cells],
         class_=" ".join(names),
     )

@@ -31,7 +31,7 @@ _COLOURS = {
     TrialState.OUT_OF_MEMORY: FAILED_COLOUR,
 }
 _NAMES = {
-    _RUNNING: "runs",
+    _RUNNING: "not ended",
     _COMPILING: "compiling",
     _COMPLETE: "complete",
     _WAITS: "paused or waiting",
@@ -130,7 +130,7 @@ def _cells(trial: Trial, hold: Hold, row: int, began: float, last: float) -> lis
 def _end_of(trial: Trial, hold: Hold) -> tuple[int, str]:
     """Return the colour and the words for how a hold ended."""
     if hold.ended is None:
-        return _RUNNING, "runs"
+        return _RUNNING, "not ended"
     if hold.lost:
         return AUXILIARY_COLOUR, "lost its lane"
     if hold is not trial.holds[-1] or not trial.state.ended:
