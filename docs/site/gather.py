@@ -29,10 +29,12 @@ def gather(into: Path) -> None:
     shutil.copytree(ROOT / RECORDED, pages / "recorded" / "quickstart")
     render_report(pages / "recorded" / "quickstart")
     written = written_pages()
+    # The report that the first page shows is made for the site alone: in the repository its link leads to the page about reports.
+    shown = {"docs/index.md": ("[a report](report.md)", "[this report](recorded/quickstart/report.html)")}
     sources = sorted({place for page in written for place in linked(page) if is_source(place)})
     places = written | {source: f"source/{source}.md" for source in sources}
     for page, place in written.items():
-        write(pages / place, relinked(text_of(page), page, places))
+        write(pages / place, relinked(text_of(page), page, places).replace(*shown.get(page, ("", ""))))
     for source in sources:
         write(pages / places[source], source_page(source))
     for place, made in GENERATED.items():
