@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 
 
@@ -42,6 +43,13 @@ def number_text(value: float) -> str:
         mantissa, exponent = f"{value:.2e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
     return f"{value:.3g}"
+
+
+def loss_text(loss: float) -> str:
+    """Return 5.094, 0.0022, 3.52M and the like: three decimals, where these are neither too few digits nor too many."""
+    if not math.isfinite(loss):
+        return str(loss)
+    return f"{loss:.3f}" if loss == 0 or 0.1 <= abs(loss) < 1000 else number_text(loss)
 
 
 def exact_text(value: float) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from batchscout.orchestrator.decisions.decision import GO_ON, Decision, stop
 from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.units import loss_text
 
 
 def judge_losses(
@@ -48,7 +49,7 @@ def _judge_start(losses: Sequence[float], num_warmup_steps: int, factor: float |
         return None
     return stop(
         Cause.DIVERGED,
-        f"{_STEPS_ABOVE} losses in a row, {lowest:.3f} and more, above {factor:g} x {highest:.3f}, the highest of its first {_START_STEPS} steps",
+        f"{_STEPS_ABOVE} losses in a row, {loss_text(lowest)} and more, above {factor:g} x {loss_text(highest)}, the highest of its first {_START_STEPS} steps",
     )
 
 
@@ -62,7 +63,10 @@ def _judge_spike(losses: Sequence[float], deviations: float | None, steps: int) 
     threshold = median + deviations * spread
     if spread == 0 or min(latest) <= threshold:
         return None
-    return stop(Cause.DIVERGED, f"{steps} losses in a row above {threshold:.3f}, their median before was {median:.3f}")
+    return stop(
+        Cause.DIVERGED,
+        f"{steps} losses in a row above {loss_text(threshold)}, their median before was {loss_text(median)}",
+    )
 
 
 def judge_throughput(

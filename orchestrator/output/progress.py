@@ -23,7 +23,7 @@ from batchscout.orchestrator.stages.input_bound import INPUT_BOUND
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Metrics, Trial, TrialState
-from batchscout.orchestrator.units import bytes_text, rate_text, seconds_text
+from batchscout.orchestrator.units import bytes_text, loss_text, rate_text, seconds_text
 from batchscout.trainers.notices import Notice
 
 
@@ -241,7 +241,7 @@ def metrics_line(metrics: Mapping[str, float | None], rate_unit: str) -> str:
     texts = _in_a_line(rate_unit).items()
     parts = [said for key, text in texts if key in known and (said := text(known[key]))]
     if "val_loss" not in known and "loss" in known:
-        parts.insert(0, f"loss {known['loss']:.3f}")
+        parts.insert(0, f"loss {loss_text(known['loss'])}")
     return ", ".join(parts)
 
 
@@ -252,7 +252,7 @@ def _waiting(share: float) -> str:
 
 def _in_a_line(rate_unit: str) -> dict[str, Callable[[float], str]]:
     return {
-        "val_loss": "val loss {:.3f}".format,
+        "val_loss": lambda loss: f"val loss {loss_text(loss)}",
         "generalisation_gap": "gap {:+.3f}".format,
         "tokens_per_second": lambda rate: rate_text(rate, rate_unit),
         "data_wait": _waiting,

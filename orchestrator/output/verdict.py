@@ -38,7 +38,7 @@ from batchscout.orchestrator.stages.train import TimeGain, TrainFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
-from batchscout.orchestrator.units import number_text, training_time_text
+from batchscout.orchestrator.units import loss_text, number_text, training_time_text
 from batchscout.trainers.config import TrialConfig
 
 
@@ -192,12 +192,12 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     ours = _standing(study, winner, None)
     against = _how_the_baseline_ended(study) if baseline is None else ""
     if baseline and baseline is not winner:
-        against = f" against {_standing(study, baseline, None).val_loss:.3f} with your own setting"
+        against = f" against {loss_text(_standing(study, baseline, None).val_loss)} with your own setting"
     own = winner.config
     return (
-        f"{length}{saved} about {real.val_loss:.3f} ({real.val_loss_low:.3f} to {real.val_loss_high:.3f}){_sure(config, known)}. It is carried on "
+        f"{length}{saved} about {loss_text(real.val_loss)} ({loss_text(real.val_loss_low)} to {loss_text(real.val_loss_high)}){_sure(config, known)}. It is carried on "
         f"from runs of this study's length and shorter ones, of which effective batch {own.effective_batch_size} at learning rate "
-        f"{own.learning_rate:.3g} was chosen at this study's: val loss {ours.val_loss:.3f}{against}"
+        f"{own.learning_rate:.3g} was chosen at this study's: val loss {loss_text(ours.val_loss)}{against}"
     )
 
 
@@ -277,14 +277,14 @@ def _against_constant(config: StudyConfig, study: Study, ramp: Trial) -> str:
 
 def _against_plain(study: Study, winner: Trial, plain: Trial) -> str:
     ours, theirs = (_standing(study, trial, None).val_loss for trial in (winner, plain))
-    return f"it ends at val loss {ours:.3f}, the same run without {kept_setting(study, winner)} at {theirs:.3f}, which is more than seeds make"
+    return f"it ends at val loss {loss_text(ours)}, the same run without {kept_setting(study, winner)} at {loss_text(theirs)}, which is more than seeds make"
 
 
 def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:
     config = theirs.trials[0].config
     own = f"your own setting (effective batch {config.effective_batch_size}, learning rate {config.learning_rate:.3g})"
     if target_loss is None:
-        return f"val loss {ours.val_loss:.3f} against {theirs.val_loss:.3f} with {own}"
+        return f"val loss {loss_text(ours.val_loss)} against {loss_text(theirs.val_loss)} with {own}"
     return f"it {_ending(ours, target_loss)}, {own} {_ending(theirs, target_loss)}"
 
 
@@ -297,7 +297,7 @@ def _standing(study: Study, trial: Trial, target_loss: float | None) -> Standing
 def _ending(standing: Standing, target_loss: float | None) -> str:
     """Return what a run came to under the objective, with its verb."""
     if target_loss is None:
-        return f"ends at val loss {standing.val_loss:.3f}"
+        return f"ends at val loss {loss_text(standing.val_loss)}"
     if standing.reached:
         return f"reaches val loss {target_loss:g} after {training_time_text(standing.score)} of training"
     soon = (
@@ -305,12 +305,12 @@ def _ending(standing: Standing, target_loss: float | None) -> str:
         if math.isinf(standing.score)
         else f" and would reach {target_loss:g} after about {training_time_text(standing.score)}"
     )
-    return f"ends at val loss {standing.val_loss:.3f}{soon}"
+    return f"ends at val loss {loss_text(standing.val_loss)}{soon}"
 
 
 def _at_its_rate(ours: Standing, theirs: Standing, target_loss: float | None) -> str:
     if target_loss is None:
-        return f"this learning rate brings it from {theirs.val_loss:.3f} to {ours.val_loss:.3f}"
+        return f"this learning rate brings it from {loss_text(theirs.val_loss)} to {loss_text(ours.val_loss)}"
     return f"with this learning rate it {_ending(ours, target_loss)}, with your own it {_ending(theirs, target_loss)}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,9 +20,10 @@ from batchscout.orchestrator.stages.figures import (
     names_of,
     time_axis,
 )
+from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
-from batchscout.orchestrator.units import number_text
+from batchscout.orchestrator.units import counted, loss_text, number_text
 
 TRAINING_COLUMNS = (
     "samples_seen", "val_loss", "train_loss", "generalisation_gap", "perplexity", "update_ratio", "train_seconds",
@@ -46,11 +48,13 @@ def loss_curves(trials: Sequence[Trial], winner: str | None, deviation: float | 
     """
     shown = _worth_showing(trials, winner)
     left_out = f" Of {len(trials):,} runs the {len(shown)} that ended lowest." if len(shown) < len(trials) else ""
-    losses = sorted(y for trial in shown for _, y in _losses(trial, "samples_seen"))
-    top = _shown_top(losses)
+    curves = {trial.id: [y for _, y in _losses(trial, "samples_seen")] for trial in shown}
+    losses = sorted(itertools.chain(*curves.values()))
+    sane = [curves[trial.id] for trial in shown if trial.cause is not Cause.DIVERGED]
+    top = _shown_top(sorted(itertools.chain(*without_diverged(sane or [*curves.values()]))))
     beyond = sum(value > top for value in losses)
     names = names_of(shown)
-    note = f"{left_out} {beyond} evaluations above {number_text(top)} are not shown." if beyond else left_out
+    note = f"{left_out} {above_text(beyond, 'evaluation', top)}" if beyond else left_out
     return [
         Figure(
             f"loss_by_{key}",
@@ -62,6 +66,11 @@ def loss_curves(trials: Sequence[Trial], winner: str | None, deviation: float | 
         )
         for key, x_axis in (("train_seconds", _training_time(shown)), ("samples_seen", Axis("samples seen", zero=True)))
     ]
+
+
+def above_text(number: int, what: str, top: float) -> str:
+    """Return that so many values lie above the end of the axis."""
+    return f"{counted(number, what)} above {number_text(top)} {'is' if number == 1 else 'are'} not shown."
 
 
 def _worth_showing(trials: Sequence[Trial], winner: str | None) -> Sequence[Trial]:
@@ -102,7 +111,7 @@ def best_so_far(study: Study, runs: Sequence[Trial], winner: str | None) -> list
         if trial.id in whole and trial.state is TrialState.COMPLETE and loss is not None:
             lowest = min(lowest, loss)
             kind = "chosen" if trial.id == winner else "baseline" if trial.protected else "point"
-            marks.append(Mark(spent, lowest, "", kind, told=f"{names[trial.id]} ended at {loss:.4f}"))
+            marks.append(Mark(spent, lowest, "", kind, told=f"{names[trial.id]} ended at {loss_text(loss)}"))
     if len(marks) < 2:
         return []
     return [
@@ -131,6 +140,16 @@ def _losses(trial: Trial, key: str) -> list[tuple[float, float]]:
 def _training_time(trials: Sequence[Trial]) -> Axis:
     longest = max((x for trial in trials for x, _ in _losses(trial, "train_seconds")), default=0.0)
     return time_axis("training time", longest)
+
+
+def without_diverged(curves: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+    """Return the curves but those that end far above all of the one that ends lowest: in one figure these would flatten the others."""
+    some = [one for one in curves if one]
+    best = min(some, key=lambda one: one[-1], default=())
+    if len(best) < 2:
+        return some
+    far = max(best) + max(3 * (max(best) - min(best)), abs(max(best)) / 2)
+    return [one for one in some if one[-1] <= far]
 
 
 def _shown_top(losses: list[float]) -> float:

@@ -15,7 +15,16 @@ from batchscout.orchestrator.config.stages import PROBED_SHARES, Equivalence, Fr
 from batchscout.orchestrator.config.trial import precisions
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.figures import OTHERS_COLOUR, Axis, Figure, Line, Mark, Series, batch_text, names_of
+from batchscout.orchestrator.stages.figures import (
+    OTHERS_COLOUR,
+    Axis,
+    Figure,
+    Line,
+    Mark,
+    Series,
+    batch_text,
+    names_of,
+)
 from batchscout.orchestrator.stages.findings import concluded, found
 from batchscout.orchestrator.stages.probing import max_samples
 from batchscout.orchestrator.stages.stage import Stage
@@ -271,7 +280,7 @@ def conclude(context: StageContext[Equivalence]) -> Conclusion:
     reference, rho = _reference(context), _distances(context, control=False)
     broken = next((trial for trial in context.trials() if trial.state is TrialState.FAILED), None)
     if reference is None and broken is not None:
-        reason = f"{broken.id} could not be compared: {broken.explanation}"
+        reason = f"{_split(context, broken.id)} could not be compared: {broken.explanation}"
         return Conclusion("equivalence", ok=False, reason=reason)
     if reference is not None and _is_random(reference):
         return _conclusion(context, "random", _randomness(reference))
@@ -306,9 +315,14 @@ def _difference(context: StageContext[Equivalence], reference: Trial) -> str:
     rho = _distances(context, control=False)
     worst = max(rho, key=lambda name: rho[name])
     return (
-        f"the split of the batch changes what is trained: {worst} is rho = {rho[worst]:.2e} from {reference.id} "
+        f"the split of the batch changes what is trained: {_split(context, worst)} is rho = {rho[worst]:.2e} from "
+        f"{_split(context, reference.id)} "
         f"{_allowed(context)}; {_cause(reference)}"
     )
+
+
+def _split(context: StageContext[Equivalence], trial_id: str) -> str:
+    return f"batch {batch_text(context.study.trials[trial_id].config)}"
 
 
 def _cause(reference: Trial) -> str:
@@ -376,7 +390,7 @@ def _left_out(context: StageContext[Equivalence]) -> tuple[str, ...]:
     return (
         *_instead(context),
         *skipped,
-        *(f"skipped: {trial.id} did not end, {trial.explanation}" for trial in silent),
+        *(f"skipped: {_split(context, trial.id)} did not end, {trial.explanation}" for trial in silent),
     )
 
 

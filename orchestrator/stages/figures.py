@@ -9,7 +9,7 @@ from typing import Literal
 
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import exact_text, number_text
-from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.config import Split, TrialConfig
 
 CHOSEN_COLOUR, FAILED_COLOUR, BASELINE_COLOUR, OTHERS_COLOUR = 0, 1, 2, 5
 """One colour for each role, in all figures."""
@@ -141,8 +141,13 @@ def time_axis(label: str, longest: float) -> Axis:
 
 def batch_text(config: TrialConfig) -> str:
     """Return `4 (4 x 1)`: the effective batch, and its micro-batch, accumulation steps and, of several, ranks."""
-    ranks = f" x {config.world_size}" if config.world_size > 1 else ""
-    return f"{config.effective_batch_size} ({config.micro_batch_size} x {config.gradient_accumulation_steps}{ranks})"
+    return f"{config.effective_batch_size} ({split_text(config.split)})"
+
+
+def split_text(split: Split) -> str:
+    """Return `4 x 1`: the micro-batch, and its accumulation steps and, of several, ranks."""
+    ranks = f" x {split.world_size}" if split.world_size > 1 else ""
+    return f"{split.micro_batch_size} x {split.gradient_accumulation_steps}{ranks}"
 
 
 def names_of(trials: Sequence[Trial]) -> dict[str, str]:

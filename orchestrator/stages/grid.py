@@ -14,12 +14,13 @@ from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
 from batchscout.orchestrator.stages.estimates.ranking import settle, standings
-from batchscout.orchestrator.stages.figures import Figure
+from batchscout.orchestrator.stages.figures import Figure, names_of
 from batchscout.orchestrator.stages.findings import concluded, winner_of
 from batchscout.orchestrator.stages.no_answer import why_none
 from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Proposal
+from batchscout.orchestrator.units import loss_text
 from batchscout.trainers.config import ActivationCheckpointing, Compile, Split
 
 
@@ -101,7 +102,8 @@ def conclude(context: StageContext[Grid]) -> Conclusion:
     if why := why_none(context.trials()):
         return Conclusion("grid", ok=False, reason=why, notes=notes)
     winner = settle(ranking)
-    reason = f"{winner.name} ends at val loss {winner.val_loss:.3f}, best of {len(ranking)}"
+    name = names_of([one.trials[0] for one in ranking])[winner.trials[0].id]
+    reason = f"{name} ends at val loss {loss_text(winner.val_loss)}, best of {len(ranking)}"
     return concluded(GridFindings(winner.trials[0].id, winner.val_loss), reason, notes)
 
 

@@ -33,6 +33,7 @@ from batchscout.orchestrator.stages.train import (
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
+from batchscout.orchestrator.units import loss_text
 from batchscout.trainers.config import Split
 
 # Rates this close to each other are one point of the grid.
@@ -202,7 +203,7 @@ def _sentence(best: Standing, ranking: list[Standing], rule: float) -> str:
     chosen = "best" if best.val_loss <= min(one.val_loss for one in ranking) or ties else "chosen"
     tie = f", tied with {', '.join(ties)}" if ties else ""
     return (
-        f"learning rate {_rate(best):.3g} ends at val loss {best.val_loss:.3f}, {chosen} of {len(ranking)}{tie}; "
+        f"learning rate {_rate(best):.3g} ends at val loss {loss_text(best.val_loss)}, {chosen} of {len(ranking)}{tie}; "
         + _how_the_rule_did(best, ranking, rule)
     )
 
@@ -212,7 +213,7 @@ def _how_the_rule_did(best: Standing, ranking: list[Standing], rule: float) -> s
     if _same(ratio, 1):
         return f"it is the scaling rule's own ({rule:.3g})"
     at_rule = next((one for one in ranking if _same(_rate(one), rule)), None)
-    cost = f", which ends at {at_rule.val_loss:.3f}" if at_rule else ""
+    cost = f", which ends at {loss_text(at_rule.val_loss)}" if at_rule else ""
     return f"it is {ratio:.2g} x the scaling rule's {rule:.3g}{cost}"
 
 
@@ -235,7 +236,7 @@ def num_full_runs(context: StageContext[LearningRate]) -> int:
     return len(context.stage.multipliers)
 
 
-CROSSES = " Crosses: rates whose runs were cut or failed, each at the last loss that it had; one that had none lies at the top."
+CROSSES = " Crosses: rates whose runs were cut or failed, each at its last loss; one that had none, or a much higher one, lies at the top."
 
 
 def figures(context: StageContext[LearningRate]) -> list[Figure]:
@@ -246,8 +247,12 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
     complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     marks = tuple(with_deviation(mark, deviation) for mark in _loss_marks(complete, findings))
     lost = [trial for trial in trials if trial.state.ruled_out]
-    known = [*(mark.y for mark in marks), *(loss for one in lost if (loss := one.metric("val_loss")) is not None)]
-    highest = max(known, default=1.0)
+    ends = [loss for one in lost if (loss := one.metric("val_loss")) is not None]
+    whole = [mark.y for mark in marks] or ends or [1.0]
+    top = max(whole) + 3 * max(
+        max(whole) - min(whole), 0.05 * abs(max(whole))
+    )  # one that diverged must not flatten the others
+    highest = max(min(loss, top) for loss in (*whole, *ends))
     joined = len({mark.x for mark in marks}) == len(marks)  # the seeds of one rate lie above each other
     edge = " It lies on the edge of the grid." if findings and findings.on_edge else ""
     return [
@@ -271,17 +276,17 @@ def _loss_marks(trials: list[Trial], findings: LearningRateFindings | None) -> t
     losses = [(trial.config.learning_rate, trial.metric("val_loss"), trial.id) for trial in trials]
     measured = sorted((rate, loss, name) for rate, loss, name in losses if loss is not None)
     return tuple(
-        Mark(rate, loss, f"{loss:.3f}", "chosen" if name == best else "point") for rate, loss, name in measured
+        Mark(rate, loss, f"{loss_text(loss)}", "chosen" if name == best else "point") for rate, loss, name in measured
     )
 
 
 def _lost_mark(trial: Trial, highest: float) -> Mark:
-    """Return a run that was cut or failed at its own last loss; that it ended early is told."""
+    """Return a run that was cut or failed at its own last loss, but no higher than the highest that is shown; that it ended early is told."""
     loss, code = trial.metric("val_loss"), trial.cause.code if trial.cause else ""
     return Mark(
         trial.config.learning_rate,
-        highest if loss is None else loss,
-        code if loss is None else f"{loss:.3f}",
+        highest if loss is None else min(loss, highest),
+        code if loss is None else f"{loss_text(loss)}",
         "cross",
         told=trial.how_it_ended_at,
     )

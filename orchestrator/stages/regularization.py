@@ -27,6 +27,7 @@ from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.stages.train import TrainFindings, chosen_run, loss_deviation
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
+from batchscout.orchestrator.units import loss_text
 from batchscout.trainers.config import OptimizerConfig
 from batchscout.trainers.criteria import spoken
 
@@ -212,29 +213,29 @@ def _nothing_to_mend(measured: Generalisation | None, gap: Gap | None) -> str:
     if gap == smallest:
         return f"nothing was tried: {_gap_text(gap)}, and no smaller batch was trained to its end"
     return (
-        f"nothing was tried: {_gap_text(gap)}, and {smallest.gap:.3f} at the smallest batch ({smallest.effective_batch_size}), "
-        f"so it is not wider by more than seeds make ({measured.deviation:.3f})"
+        f"nothing was tried: {_gap_text(gap)}, and {loss_text(smallest.gap)} at the smallest batch ({smallest.effective_batch_size}), "
+        f"so it is not wider by more than seeds make ({loss_text(measured.deviation)})"
     )
 
 
 def _gap_text(gap: Gap) -> str:
-    return f"the generalisation gap is {gap.gap:.3f} at effective batch {gap.effective_batch_size}"
+    return f"the generalisation gap is {loss_text(gap.gap)} at effective batch {gap.effective_batch_size}"
 
 
 def _sentence(measured: Generalisation, gap: Gap, plain: Standing, findings: RegularizationFindings) -> str:
     smallest = measured.gaps[0]
-    wider = f"{_gap_text(gap)}, wider than the {smallest.gap:.3f} at {smallest.effective_batch_size}"
-    tried = ", ".join(f"{run.setting} {run.val_loss:.3f}{_gap_of(run)}" for run in findings.runs)
-    without = f"val loss {plain.val_loss:.3f} without"
+    wider = f"{_gap_text(gap)}, wider than the {loss_text(smallest.gap)} at {smallest.effective_batch_size}"
+    tried = ", ".join(f"{run.setting} {loss_text(run.val_loss)}{_gap_of(run)}" for run in findings.runs)
+    without = f"val loss {loss_text(plain.val_loss)} without"
     if not findings.runs:
         return f"{wider}; no setting was trained to its end"
     if findings.kept is None:
-        return f"{wider}; none of the settings lowers the loss by more than seeds make ({findings.spread:.3f}): {without}; {tried}"
-    return f"{wider}; {findings.kept} is kept, as it lowers the loss by more than seeds make ({findings.spread:.3f}): {without}; {tried}"
+        return f"{wider}; none of the settings lowers the loss by more than seeds make ({loss_text(findings.spread)}): {without}; {tried}"
+    return f"{wider}; {findings.kept} is kept, as it lowers the loss by more than seeds make ({loss_text(findings.spread)}): {without}; {tried}"
 
 
 def _gap_of(run: SettingRun) -> str:
-    return "" if run.generalisation_gap is None else f" (gap {run.generalisation_gap:.3f})"
+    return "" if run.generalisation_gap is None else f" (gap {loss_text(run.generalisation_gap)})"
 
 
 def _notes(context: StageContext[Regularization], findings: RegularizationFindings) -> Iterator[str]:

@@ -89,6 +89,13 @@ def test_a_study_whose_runs_kept_nothing_has_no_such_section(study: Study, tmp_p
     assert training_section([]) is None
 
 
+def test_a_run_that_diverged_does_not_flatten_the_other() -> None:
+    huge = [replace(one, loss=one.loss * 10**6) for one in steps(8)]
+    loss, *_ = step_figures([RunCurves("recommended", steps(20), []), RunCurves("baseline", huge, [])])
+    assert loss.y.top == 3.0, "the highest of the other"
+    assert "8 steps above 3 are not shown" in loss.caption
+
+
 def test_a_long_run_is_thinned_and_its_spike_stays() -> None:
     loss, norm, _ = step_figures([RunCurves("baseline", steps(50_000, spike_at=31_234), [])])
     marks = loss.series[0].marks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from batchscout.orchestrator.stages.figures import (
     Figure,
     names_of,
 )
+from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
+from batchscout.orchestrator.study.trial import TrialState
 from tests.support.example_study import example_config, example_study
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +58,23 @@ def test_a_run_has_the_colour_of_its_role_in_every_figure() -> None:
     for figure in loss_curves(trials, WINNER):
         for series in figure.series:
             assert series.colour == roles.get(series.label, OTHERS_COLOUR)
+
+
+@pytest.mark.parametrize("evaluations", [1, 6])
+def test_a_run_that_diverged_with_huge_losses_does_not_flatten_the_others(evaluations: int) -> None:
+    study = example_study(example_config())
+    trials = [trial for trial in study.of_stage("train") if trial.history]
+    huge = tuple(
+        {"samples_seen": 64.0 * i, "train_seconds": 1.0 * i, "val_loss": 1e6} for i in range(1, evaluations + 1)
+    )
+    proposal = dataclasses.replace(trials[0].proposal, id="train-lost")
+    lost = dataclasses.replace(
+        trials[0], proposal=proposal, history=huge, state=TrialState.PRUNED, cause=Cause.DIVERGED
+    )
+    alone, *_ = loss_curves(trials, WINNER)
+    figure, *_ = loss_curves([*trials, lost], WINNER)
+    assert figure.y.top == alone.y.top
+    assert f"{evaluations} evaluation" in figure.caption
 
 
 def test_no_series_of_a_kind_without_a_role_has_the_colour_of_one() -> None:

@@ -103,6 +103,15 @@ def test_a_rate_whose_run_did_not_end_is_drawn_as_a_cross_and_not_as_a_result() 
     assert "loss" not in lost.told
 
 
+def test_a_rate_whose_run_diverged_with_a_huge_loss_does_not_flatten_the_others() -> None:
+    known = learning_rate_of({"0.5": 3.2, "0.71": 3.1})
+    known.end("learning_rate-x2", "pruned", "diverged", val_loss=3520398.0, samples_seen=512)
+    results, crosses = figures(known.context)[0].series
+    (cross,) = crosses.marks
+    assert max(mark.y for mark in results.marks) < cross.y < 4
+    assert cross.text == "3.52M"
+
+
 @pytest.mark.parametrize(("losses", "factor"), [
     ({"0.5": 2.7, "0.71": 2.8, "1.41": 3.1, "2": 3.3}, 0.5 / 0.71),
     ({"0.5": 3.3, "0.71": 3.2, "1.41": 2.9, "2": 2.8}, 2 / 1.41),

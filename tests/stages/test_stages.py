@@ -138,7 +138,7 @@ def test_the_sentence_names_both_distances() -> None:
 def test_a_model_that_no_split_leaves_as_it_is_goes_on_with_what_the_comparisons_mean() -> None:
     found = equivalence_of(0.38, reference={"parts_training_ratio": 1.024}).conclude()
     assert found.ok
-    assert "equivalence-m4k4 is rho = 3.80e-01 from equivalence-m8k2 (tolerance 1.0e-04" in found.reason
+    assert "batch 16 (4 x 4) is rho = 3.80e-01 from batch 16 (8 x 2) (tolerance 1.0e-04" in found.reason
     assert "add up to 1.0240 x that of the whole" in found.reason
     assert found.notes[0].startswith("batches are comparable where their micro-batch size is the same")
     assert "look for a state that every forward pass changes" in equivalence_of(0.38).conclude().reason
@@ -203,7 +203,7 @@ def test_a_size_that_does_not_fit_in_float32_gives_way_to_the_next_one() -> None
     for name in known.ids()[2:]:
         known.end(name, rho=1e-6)
     assert list(known.found(EquivalenceFindings).rho) == ["equivalence-m2k8", "equivalence-m1k16"]
-    assert "skipped: equivalence-m8k2 did not end, out_of_memory: x" in known.conclude().notes
+    assert "skipped: batch 16 (8 x 2) did not end, out_of_memory: x" in known.conclude().notes
 
 
 def test_a_given_tolerance_holds_and_needs_no_control() -> None:
@@ -233,14 +233,14 @@ def test_splits_that_do_not_divide_are_skipped_and_listed_with_both_numbers() ->
 def test_a_reference_that_fails_ends_the_study_with_its_reason_and_another_split_does_not() -> None:
     known = Known({"type": "equivalence"}).concluded(FRONTIER)
     known.end("equivalence-m8k2", "failed", "x", Cause.FAILED)
-    assert known.conclude().reason == "equivalence-m8k2 could not be compared: failed: x"
+    assert known.conclude().reason == "batch 16 (8 x 2) could not be compared: failed: x"
     assert not known.conclude().ok
     known = Known({"type": "equivalence"}).concluded(FRONTIER)
     known.end("equivalence-m8k2")
     known.end("equivalence-m4k4", rho=1e-6)
     known.end("equivalence-m2k8", "failed", "x", Cause.FAILED)
     assert known.conclude().ok
-    assert known.conclude().notes == ("skipped: equivalence-m2k8 did not end, failed: x",)
+    assert known.conclude().notes == ("skipped: batch 16 (2 x 8) did not end, failed: x",)
 
 
 def test_where_no_two_splits_run_there_is_nothing_to_compare_and_the_study_goes_on() -> None:

@@ -12,6 +12,7 @@ from xml.etree.ElementTree import Element
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.tables import html_table, number_cell
+from batchscout.orchestrator.stages.curves import above_text, without_diverged
 from batchscout.orchestrator.stages.figures import (
     AUXILIARY_COLOUR,
     BASELINE_COLOUR,
@@ -106,9 +107,17 @@ def step_figures(curves: Sequence[RunCurves]) -> list[Figure]:
         else ""
     )
     samples = Axis("samples seen", zero=True)
+    every = [[step.loss for step in one.steps if math.isfinite(step.loss)] for one in kept]
+    top = max(itertools.chain(*without_diverged(every)), default=math.inf)
+    beyond = sum(loss > top for one in every for loss in one)
+    cut = f" {above_text(beyond, 'step', top)}" if beyond else ""
     figures = [
         Figure(
-            "step_losses", samples, Axis("training loss"), losses, f"The loss of every step, before its update.{means}"
+            "step_losses",
+            samples,
+            Axis("training loss", top=top),
+            losses,
+            f"The loss of every step, before its update.{means}{cut}",
         ),
         Figure("gradient_norms", samples, Axis("gradient norm", log=True), norms, f"Before clipping.{means}"),
     ]

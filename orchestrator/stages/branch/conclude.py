@@ -14,7 +14,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.ranking import Standing, seed_deviation, standings, tie_width
 from batchscout.orchestrator.stages.findings import concluded
 from batchscout.orchestrator.study.state import Conclusion
-from batchscout.orchestrator.units import number_text, seconds_text
+from batchscout.orchestrator.units import loss_text, number_text, seconds_text
 
 
 def conclude(context: StageContext[Branch]) -> Conclusion:
@@ -72,7 +72,9 @@ def _critical_text(point: PointFindings) -> str:
     if point.high is None:
         return f"{point.low} or more"
     lost = next(one for one in point.losses if one.effective_batch_size == point.high)
-    return f"{point.low} ({point.high} {'diverges' if lost.excess is None else f'ends {lost.excess:.3f} higher'})"
+    return (
+        f"{point.low} ({point.high} {'diverges' if lost.excess is None else f'ends {loss_text(lost.excess)} higher'})"
+    )
 
 
 def _growth_text(findings: BranchFindings) -> str:
@@ -96,7 +98,7 @@ def _of_ramps(
     if not ramps:
         return ""
     width = tie_width(ranking)
-    spread = seconds_text(width) if context.config.target_loss is not None else f"{width:.3f}"
+    spread = seconds_text(width) if context.config.target_loss is not None else f"{loss_text(width)}"
     told = ", ".join(f"the {one.trials[0].role} {_ending(context, one)}" for one in ramps)
     against = f"{told}, the chosen run {_ending(context, chosen)}"
     if winner is None:
@@ -107,7 +109,7 @@ def _of_ramps(
 def _ending(context: StageContext[Branch], standing: Standing) -> str:
     if context.config.target_loss is not None and standing.reached:
         return f"reaches the target after {seconds_text(standing.score)}"
-    return f"ends at {standing.val_loss:.3f}"
+    return f"ends at {loss_text(standing.val_loss)}"
 
 
 def _notes(context: StageContext[Branch], findings: BranchFindings) -> list[str]:
@@ -116,7 +118,7 @@ def _notes(context: StageContext[Branch], findings: BranchFindings) -> list[str]
     told = [f"{trial.id} did not finish: {trial.explanation}" for trial in lost]
     if findings.points and len(context.config.seeds) == 1:
         told.append(
-            f"one seed: that a loss comes back within {findings.spread:.3f} is judged by a prior of how much runs differ; "
+            f"one seed: that a loss comes back within {loss_text(findings.spread)} is judged by a prior of how much runs differ; "
             "give several seeds to measure it"
         )
     return told

@@ -16,6 +16,7 @@ import numpy as np
 from batchscout.orchestrator.stages.estimates import surface
 from batchscout.orchestrator.stages.estimates.ranking import ALIKE, PRIOR_DEGREES, Standing, late_gain
 from batchscout.orchestrator.study.trial import Metrics, Trial
+from batchscout.orchestrator.units import loss_text
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ class Overfitting:
 
     def __str__(self) -> str:
         return (
-            f"validation loss was lowest after {self.samples_seen:,} samples ({self.lowest_val_loss:.3f}) and rose to "
-            f"{self.val_loss:.3f} while training loss fell from {self.loss_then:.3f} to {self.loss:.3f}"
+            f"validation loss was lowest after {self.samples_seen:,} samples ({loss_text(self.lowest_val_loss)}) and rose to "
+            f"{loss_text(self.val_loss)} while training loss fell from {loss_text(self.loss_then)} to {loss_text(self.loss)}"
         )
 
 

@@ -94,9 +94,7 @@ def _of_the_largest(findings: FrontierFindings, rate_unit: str) -> str:
     if not apart or largest.tokens_per_second <= findings.chosen.tokens_per_second:
         return f"{reached} reaches {largest.tokens_per_second:,.0f}"
     rate = rate_text(largest.tokens_per_second, rate_unit)
-    return (
-        f"{reached} reached {rate} when it was probed, at another time than the chosen one was timed: that is no order"
-    )
+    return f"{reached} reached {rate} when it was probed, at another time than the chosen one was timed: the two cannot be compared"
 
 
 def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindings:

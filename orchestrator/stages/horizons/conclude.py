@@ -25,7 +25,7 @@ from batchscout.orchestrator.stages.train import (
     surface_of,
 )
 from batchscout.orchestrator.study.state import Conclusion
-from batchscout.orchestrator.units import number_text
+from batchscout.orchestrator.units import loss_text, number_text
 
 SAFE = 0.9
 """The probability with which a setting must train to be recommended where it need not have been run."""
@@ -130,7 +130,7 @@ def _crossing(context: StageContext[Horizons], law: Carried, now: int, then: int
 def _sentence(context: StageContext[Horizons], findings: HorizonsFindings) -> str:
     mine = next(one for one in findings.batches if one.effective_batch_size == findings.effective_batch_size)
     rate = f"learning rate {findings.learning_rate:.2g} [{findings.learning_rate_low:.2g}, {findings.learning_rate_high:.2g}]"
-    loss = f"about {findings.val_loss:.3f} [{findings.val_loss_low:.3f}, {findings.val_loss_high:.3f}]"
+    loss = f"about {loss_text(findings.val_loss)} [{loss_text(findings.val_loss_low)}, {loss_text(findings.val_loss_high)}]"
     assert findings.regret_time is not None, "the stage has just found it"
     told = (
         f"for {number_text(findings.samples)} samples ({number_text(length_of(context))} x this study's): effective batch "

@@ -12,6 +12,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.noise_scale import NoiseScale, pooled_noise_scale
 from batchscout.orchestrator.stages.estimates.ranking import goodput
 from batchscout.orchestrator.stages.estimates.timing import Ratio, Timings, held_against
+from batchscout.orchestrator.stages.figures import split_text
 from batchscout.orchestrator.stages.findings import concluded
 from batchscout.orchestrator.stages.forms import Form, Rate, rate_of
 from batchscout.orchestrator.stages.input_bound import input_bound
@@ -166,7 +167,8 @@ def _on_the_forms(known: ThroughputProgress, timed: Timings[Form], forms: dict[i
         for form in tried:
             if form in timed.rates and form != forms[batch]:
                 ratio = timed.ratio(form, forms[batch], num_compared=2)
-                notes.append(f"effective batch {batch} as {forms[batch].split}: {held_against(str(form.split), ratio)}")
+                against = held_against(split_text(form.split), ratio)
+                notes.append(f"effective batch {batch} as {split_text(forms[batch].split)}: {against}")
     return notes
 
 

@@ -34,7 +34,7 @@ from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import TrialState
-from batchscout.orchestrator.units import counted, training_time_text
+from batchscout.orchestrator.units import counted, loss_text, training_time_text
 
 
 def conclude(context: StageContext[Train]) -> Conclusion:
@@ -133,7 +133,7 @@ def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str
         return []
     return [
         f"at equal samples ({fewest:,}, read from the curves: not every schedule had ended there) effective batch {batch} "
-        f"leads with val loss {known[leader.name]:.3f}, and effective batch {ours} has {known[winner.name]:.3f}"
+        f"leads with val loss {loss_text(known[leader.name])}, and effective batch {ours} has {loss_text(known[winner.name])}"
     ]
 
 
@@ -152,12 +152,12 @@ def _widening(generalisation: Generalisation | None) -> list[str]:
         return []
     return [
         "the generalisation gap (validation loss less the loss over samples that were trained on) widens with the batch, as it "
-        f"often does (arXiv 1609.04836): {'; '.join(map(_gap_text, gaps))}; seeds alone make {generalisation.deviation:.3f}"
+        f"often does (arXiv 1609.04836): {'; '.join(map(_gap_text, gaps))}; seeds alone make {loss_text(generalisation.deviation)}"
     ]
 
 
 def _gap_text(gap: Gap) -> str:
-    return f"{gap.gap:.3f} at effective batch {gap.effective_batch_size} ({gap.sample_budget:,} samples)"
+    return f"{loss_text(gap.gap)} at effective batch {gap.effective_batch_size} ({gap.sample_budget:,} samples)"
 
 
 def _overfitting(winner: Standing) -> list[str]:
@@ -235,7 +235,7 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
     )
     runs, pruned = len({t.candidate for t in trials}), sum(t.state is TrialState.PRUNED for t in trials)
     tried = f"{counted(runs, 'run')}, {counted(pruned, 'trial')} pruned"
-    ending = f"val loss {winner.val_loss:.3f} at learning rate {config.learning_rate:.3g}"
+    ending = f"val loss {loss_text(winner.val_loss)} at learning rate {config.learning_rate:.3g}"
     if len(findings.batches) == 1:
         return f"{what}, the only batch, ends at {ending}; {tried}"
     batches = len({t.config.effective_batch_size for t in trials})

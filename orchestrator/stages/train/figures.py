@@ -13,6 +13,7 @@ from batchscout.orchestrator.stages.findings import winner_of
 from batchscout.orchestrator.stages.train.choice import full_runs
 from batchscout.orchestrator.stages.train.findings import TrainFindings, chosen_run, loss_deviation, trained
 from batchscout.orchestrator.stages.train.surface_figure import surface_figures
+from batchscout.orchestrator.units import loss_text
 
 
 def figures(context: StageContext[Train]) -> list[Figure]:
@@ -33,7 +34,7 @@ def _of_gaps(generalisation: Generalisation) -> Figure:
     """Return the generalisation gap of every batch that was trained to its end."""
     spread = generalisation.deviation / math.sqrt(2)  # of one of the two gaps whose difference has that deviation
     marks = tuple(
-        Mark(gap.effective_batch_size, gap.gap, f"{gap.gap:.3f}", low=gap.gap - spread, high=gap.gap + spread)
+        Mark(gap.effective_batch_size, gap.gap, f"{loss_text(gap.gap)}", low=gap.gap - spread, high=gap.gap + spread)
         for gap in generalisation.gaps
     )
     return Figure(

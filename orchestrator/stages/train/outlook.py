@@ -9,6 +9,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.train.choice import off_speed, surface_of
 from batchscout.orchestrator.stages.train.lineup import lineup_of
 from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import loss_text
 
 CANNOT_WIN = 0.01
 """The probability of being the best below which a slow batch is not trained on."""
@@ -28,6 +29,6 @@ def why_it_cannot_win(context: StageContext[Train], trial: Trial) -> str | None:
     ahead = min(ends, key=lambda one: float(np.median(ends[one])))
     return (
         f"runs of effective batch {batch} trained at {share:.2f} x the speed that they were timed at, beside the others: at equal "
-        f"cost it would end at val loss {np.median(ends[batch]):.3f}, {np.quantile(ends[batch], 0.05):.3f} at best, even at its best learning "
-        f"rate, and effective batch {ahead} ends at {np.median(ends[ahead]):.3f}"
+        f"cost it would end at val loss {loss_text(np.median(ends[batch]))}, {loss_text(np.quantile(ends[batch], 0.05))} at best, even at its best learning "
+        f"rate, and effective batch {ahead} ends at {loss_text(np.median(ends[ahead]))}"
     )
