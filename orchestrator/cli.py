@@ -72,7 +72,7 @@ def _exit_code(arguments: argparse.Namespace) -> int:
         _refuse_lost_directory()
         return arguments.verb(arguments)
     except SystemExit as error:  # no verb ends so by itself: the user's code would end the program without a word
-        said = f"batchscout: the study's own code {exit_text(error)}; mend what it gave up for, here:"
+        said = f"batchscout: the study's own code {exit_text(error)}; fix the reason, here:"
         print(printable("\n".join([said, *traceback.format_tb(error.__traceback__)])), file=sys.stderr)
         return 2
     except BrokenPipeError:
@@ -83,7 +83,7 @@ def _exit_code(arguments: argparse.Namespace) -> int:
         print(f"batchscout: {printable(str(error))}", file=sys.stderr)
         return 2
     except StorageLost as error:
-        print(f"batchscout: {printable(str(error))}; mend that, and run the same command again", file=sys.stderr)
+        print(f"batchscout: {printable(str(error))}; fix that, and run the same command again", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("batchscout: stopped; nothing is lost, and the same command goes on from here", file=sys.stderr)
@@ -155,10 +155,10 @@ def _add_options_of_run(command: argparse.ArgumentParser) -> None:
         type=_count,
         default=1,
         metavar="N",
-        help="wait until the cluster has so many nodes: what it holds is counted once",
+        help="wait until the cluster has this many nodes: they are counted once",
     )
     command.add_argument(
-        "--fresh", action="store_true", help="measure the frontier though another study did so on this machine"
+        "--fresh", action="store_true", help="measure the frontier even if another study did so on this machine"
     )
     _add_what_becomes_of_earlier_trials(command)
     command.add_argument(
@@ -172,10 +172,10 @@ def _add_options_of_run(command: argparse.ArgumentParser) -> None:
 
 def _add_what_becomes_of_earlier_trials(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--retry-failed", action="store_true", help="try what failed again, though code and data are as they were"
+        "--retry-failed", action="store_true", help="try what failed again, even if code and data have not changed"
     )
     command.add_argument(
-        "--keep-finished", action="store_true", help="keep what was measured, though code or data have changed since"
+        "--keep-finished", action="store_true", help="keep what was measured, even if code or data have changed since"
     )
 
 
@@ -202,11 +202,9 @@ def _add_options_of_ray(command: argparse.ArgumentParser) -> None:
         help="the file for `ray up`; default cluster.yaml",
     )
     command.add_argument(
-        "--min-nodes", type=_count, default=1, metavar="N", help="wait until the cluster has so many nodes"
+        "--min-nodes", type=_count, default=1, metavar="N", help="wait until the cluster has this many nodes"
     )
-    command.add_argument(
-        "--tmux", action="store_true", help="end at once; the study goes on, whatever becomes of this machine"
-    )
+    command.add_argument("--tmux", action="store_true", help="return at once; the study goes on without this machine")
     command.add_argument("--yes", action="store_true", help="start the cluster without asking")
 
 
@@ -231,7 +229,7 @@ def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
     command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each node")
     command.add_argument("--cpus-per-node", type=_count, metavar="N", help="CPUs of each node; default 4 for each GPU")
     command.add_argument(
-        "--time", metavar="TIME", help="as SLURM has it, 8:00:00; the job goes on in another when it is up"
+        "--time", metavar="TIME", help="in SLURM's format, such as 8:00:00; after it the study goes on in another job"
     )
     command.add_argument("--partition", metavar="NAME", help="the partition")
     command.add_argument("--account", metavar="NAME", help="the account")
@@ -240,7 +238,7 @@ def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OPTION",
-        help="another option of sbatch, as --sbatch=--qos=high",
+        help="another option of sbatch, such as --sbatch=--qos=high",
     )
     command.add_argument("--dry-run", action="store_true", help="write the script, and do not submit it")
 
@@ -250,9 +248,7 @@ def _add_verbs_of_a_run_directory(verbs: Any) -> None:
     command = _verb(verbs, status, "run_dir", "RUN_DIR", RUN_DIR, _place)
     shown = command.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="for programs")
-    shown.add_argument(
-        "--watch", action="store_true", help="again whenever something has changed, until the study is over"
-    )
+    shown.add_argument("--watch", action="store_true", help="show it again at every change, until the study is over")
     command = _verb(verbs, report, "run_dir", "RUN_DIR", RUN_DIR, _place)
     command.add_argument(
         "other",
@@ -268,7 +264,7 @@ def _add_verbs_of_a_run_directory(verbs: Any) -> None:
     command.add_argument("other", type=_place, metavar="RUN_B", help="another study's")
     command.add_argument("--json", action="store_true", help="for programs")
     command = _verb(verbs, export, "run_dir", "RUN_DIR", RUN_DIR, _place)
-    command.add_argument("--to", choices=EXPORTS, help="default: as the study's source writes it")
+    command.add_argument("--to", choices=EXPORTS, help="default: the library that the study's model comes from")
 
 
 def _add_helpers(verbs: Any) -> None:

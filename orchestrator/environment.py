@@ -127,7 +127,7 @@ def obstacles(found: Environment) -> Iterator[Obstacle]:
     train = found.variables.get("RAY_TRAIN_V2_ENABLED")
     if train is not None and train.lower() not in ("1", "true"):  # as Ray reads it
         yield Obstacle(
-            f"RAY_TRAIN_V2_ENABLED is {train!r}, and batchscout runs on the second version of Ray Train, which that turns off",
+            f"RAY_TRAIN_V2_ENABLED is {train!r}, and batchscout runs on the second version of Ray Train, which this turns off",
             "unset RAY_TRAIN_V2_ENABLED",
         )
     if found.optimize >= 1:
@@ -142,8 +142,8 @@ def obstacles(found: Environment) -> Iterator[Obstacle]:
     ]  # a later one of all warnings comes before those before it
     if of_all_modules := [option for option in options if _is_error_everywhere(option)]:
         yield Obstacle(
-            f"Python makes an error of every warning ({', '.join(of_all_modules)} in PYTHONWARNINGS, or with -W), and Ray's servers end by "
-            "those of their own libraries",
+            f"Python turns every warning into an error ({', '.join(of_all_modules)} in PYTHONWARNINGS, or with -W), so warnings of "
+            "their own libraries end Ray's servers",
             "unset PYTHONWARNINGS, or name your own module in it (error:::my_module)",
         )
     if not found.has_home:
@@ -163,7 +163,7 @@ def obstacles_here(found: Environment, num_ranks: int, *, on_gpu: bool) -> Itera
     addresses = LEAST_ADDRESSES_BYTES + found.most.object_store_bytes
     if found.most.addresses_bytes < addresses:
         yield Obstacle(
-            f"a process may have {bytes_text(found.most.addresses_bytes)} of addresses (ulimit -v), and Ray reserves {bytes_text(addresses)}, "
+            f"a process may have {bytes_text(found.most.addresses_bytes)} of address space (ulimit -v), and Ray reserves {bytes_text(addresses)}, "
             "though it uses little of it",
             "remove the limit (ulimit -v unlimited), and hold the ranks to memory_limit in the study file",
         )
@@ -176,12 +176,12 @@ def _limits(most: Limits) -> Iterator[Obstacle]:
     """Yield the limits of the operating system under which Ray does not start, or ends soon after."""
     if most.open_files < LEAST_OPEN_FILES:
         yield Obstacle(
-            f"a process may have {most.open_files} files open (ulimit -Hn), and Ray needs {LEAST_OPEN_FILES} at the least",
+            f"a process may have {most.open_files} files open (ulimit -Hn), and Ray needs at least {LEAST_OPEN_FILES}",
             "raise the limit (ulimit -Hn 65536 as root, or nofile in /etc/security/limits.conf)",
         )
     if most.threads < LEAST_THREADS:
         yield Obstacle(
-            f"this user may start {most.threads} more threads (ulimit -u), and a study has {LEAST_THREADS} at the least",
+            f"this user may start {most.threads} more threads (ulimit -u), and a study needs at least {LEAST_THREADS}",
             "raise the limit (ulimit -u 65536, or nproc in /etc/security/limits.conf), or end what else this user runs",
         )
     if most.file_bytes < most.object_store_bytes:
@@ -258,7 +258,7 @@ def importing_ray() -> Iterator[None]:
         code = subprocess.run([sys.executable, "-c", "import ray"], capture_output=True).returncode
         if code < 0:
             raise ValueError(
-                f"a process that imports Ray {ending_text(code)}, as it does where a setting is not of its kind; correct or unset "
+                f"a process that imports Ray {ending_text(code)}, as it does for a setting of the wrong type; correct or unset "
                 f"{', '.join(of_its_servers)}"
             )
     try:

@@ -138,7 +138,7 @@ def _tell_of_validation_on_training_data(num_shared: int) -> None:
     if num_shared:
         give_notice(
             NoticeKind.VALIDATES_ON_TRAINING,
-            f"the first {num_shared} validation samples are training samples, so a low validation loss may be one of samples that were learned by heart; validate on samples that are not "
+            f"the first {num_shared} validation samples are training samples, so a low validation loss may come from memorised samples; validate on samples that are not "
             "trained on, or leave the validation set out where the source holds some out by itself",
         )
 
@@ -154,8 +154,8 @@ def _tell_of_few_training_samples(config: StudyConfig, num_there: int | None) ->
     if num_there is not None and num_there < FEW_SAMPLES and budget > MANY_PASSES * num_there:
         give_notice(
             NoticeKind.FEW_TRAINING_SAMPLES,
-            f"runs meet each of the {counted(num_there, 'training sample')} {budget / num_there:,.0f} times (sample_budget is {budget:,}), and "
-            "learn them by heart: which batch does that best says little of other data; add training data or lower sample_budget",
+            f"runs see each of the {counted(num_there, 'training sample')} {budget / num_there:,.0f} times (sample_budget is {budget:,}), and "
+            "memorise them, so the best batch says little about other data; add training data or lower sample_budget",
         )
 
 
@@ -365,7 +365,7 @@ def _how_it_failed(found: FirstPass) -> str:
             "took more memory than this machine lets it have, and was killed; make it smaller, or use a larger machine"
         )
     ended = f"ended its process, which {ending_text(found.exit_code)}; {_DEBUG}"
-    return f"{ended}. Its last words:\n{shortened(found.said, MOST_OF_AN_ENDING)}" if found.said else ended
+    return f"{ended}. Its last output:\n{shortened(found.said, MOST_OF_AN_ENDING)}" if found.said else ended
 
 
 def _data_of(config: StudyConfig) -> str:
@@ -398,7 +398,7 @@ def _steady_contents(here: Mapping[str, str], there: Mapping[str, str]) -> dict[
     for name in (name for name in DATA if name not in found):
         give_notice(
             NoticeKind.UNSTEADY_DATA,
-            f"the {name} are others in every process that loads them, so trials may train and be judged on different samples, and a later "
+            f"the {name} differ in every process that loads them, so trials may train and be judged on different samples, and a later "
             "change of them is not seen: give a seed to what splits, shuffles or draws them",
         )
     return found

@@ -267,7 +267,7 @@ def _how_to_go_on(error: Halted | StorageLost) -> str:
     """Return what went wrong, and what to do about it."""
     if isinstance(error, Vanished):
         return str(error)
-    return f"{error}. Nothing is lost: mend that, and run the same command again"
+    return f"{error}. Nothing is lost: fix that, and run the same command again"
 
 
 def _begin(
@@ -431,7 +431,7 @@ def _read_device_peaks(driver: Driver, shape: LaneShape, *, is_local: bool) -> N
         driver.progress.say("reading what the device can compute")
         peaks = device_peaks(shape, precisions(driver.config), is_local=is_local, allow_tf32=driver.config.allow_tf32)
         if peaks is None:
-            driver.progress.say("the cluster did not tell what its devices can compute: each trial measures its own")
+            driver.progress.say("the cluster did not report what its devices can compute: each trial measures its own")
         driver.journal.append(FactsRead(facts=Facts(device_peaks=peaks)))
 
 
@@ -510,4 +510,4 @@ def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, journ
 def _count(study: Study) -> str:
     ended = sum(trial.state.ended for trial in study.trials.values())
     paused = sum(trial.state is TrialState.PAUSED for trial in study.trials.values())
-    return f"{counted(ended, 'trial')} ended, {paused} paused, {len(study.trials) - ended - paused} to go on with"
+    return f"{counted(ended, 'trial')} ended, {paused} paused, {len(study.trials) - ended - paused} unfinished"

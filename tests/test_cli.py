@@ -445,7 +445,7 @@ def test_plan_says_where_it_has_only_a_bound_or_nothing_to_predict(
     _, out, err = call(capsys, "plan", "budget.yaml", "--set", "loss=tests.support.studies:reading_a_value")
     assert "not predictable" in out
     said = " ".join(out.split())
-    assert said.count("memory cannot be predicted for this model: a training step of it reads what is in a tensor") == 1
+    assert said.count("memory cannot be predicted for this model: a training step of it reads a tensor's values") == 1
     assert re.search(r"\(item\(\), or a condition on a tensor, in \S*studies\.py, line \d+\)", said)
     assert "so the search for the largest micro-batch goes by measured peaks alone, and takes a few more probes" in said
     assert err == ""
@@ -608,7 +608,7 @@ def test_a_run_directory_that_cannot_be_looked_into_is_named_with_the_reason(
         main([*verb, run_dir])
     assert ended.value.code == 1
     file = "recommendation.json" if verb[0] == "export" else "study.yaml"
-    said = f"batchscout: {run_dir}/{file} could not be read: File name too long; mend that, and run the same command again\n"
+    said = f"batchscout: {run_dir}/{file} could not be read: File name too long; fix that, and run the same command again\n"
     assert capsys.readouterr().err == said
 
 

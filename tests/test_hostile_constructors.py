@@ -64,7 +64,7 @@ def said_to(home: Path, verb: str, **changes: Any) -> tuple[int, str]:
 
 HOW_IT_ENDS = [
     ("exits", r"ended its process, which exited with status 0; check the values, or debug it with batchscout trial\n"),
-    ("crashes", r"ended its process, which was killed by SIGSEGV; check the values, or debug it with batchscout trial\. Its last words:\n"
+    ("crashes", r"ended its process, which was killed by SIGSEGV; check the values, or debug it with batchscout trial\. Its last output:\n"
      r"Fatal Python error: Segmentation fault\n(.|\n)*hostile.py\", line 8 in crashes\n(.|\n)*"),
     ("raises", r"raised Unexpected: of all things \(in \S+/hostile.py, line 9\); check the values, or debug it with batchscout trial\n"),
     ("interrupts", r"raised KeyboardInterrupt \(in \S+/hostile.py, line 10\); check the values, or debug it with batchscout trial\n"),

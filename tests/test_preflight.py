@@ -44,7 +44,7 @@ from tests.support.storage import fault, on_failing_storage
 from tests.support.studies import ON_TEXT
 
 # Their few samples are met often; whoever hears notices hears of that all the same.
-pytestmark = pytest.mark.filterwarnings("ignore:runs meet each of the:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:runs see each of the:UserWarning")
 
 USERS_MODULE = '''
 """A user's own model and data."""
@@ -402,8 +402,8 @@ def test_samples_that_are_learned_by_heart_are_told(budget: int, told_of: list[N
     assert [notice.kind for notice in told] == told_of
     if told_of:
         assert told[0].text == (
-            "runs meet each of the 3 training samples 40 times (sample_budget is 121), and learn them by heart: which batch does that best "
-            "says little of other data; add training data or lower sample_budget"
+            "runs see each of the 3 training samples 40 times (sample_budget is 121), and memorise them, so the best batch says little "
+            "about other data; add training data or lower sample_budget"
         )
 
 
@@ -496,7 +496,7 @@ NO_ROOM = "this machine has no room for a forward and backward pass, so nothing 
           "batchscout trial; that was on this machine, and the cluster's devices may do better"]),
         (FirstPass("ended", "model", "Fatal Python error", -11), LOCAL,
          "model.target 'gpt' with model.kwargs {'num_layers': 1, 'num_heads': 1, 'hidden_dim': 8} ended its process, which was "
-         "killed by SIGSEGV; check the values, or debug it with batchscout trial. Its last words:\nFatal Python error", []),
+         "killed by SIGSEGV; check the values, or debug it with batchscout trial. Its last output:\nFatal Python error", []),
         (FirstPass("ended", "loss", "", 0), CLUSTER,
          "loss '' ended its process, which exited with status 0; check the values, or debug it with batchscout trial", []),
         (FirstPass("slow", "pass"), LOCAL, None,
@@ -700,7 +700,7 @@ def test_data_and_weights_that_changed_under_their_names_since_the_study_began_a
     code, message = run(capsys, initial_weights="weights.pt")
     assert code == 2
     assert message.startswith(
-        "batchscout: initial_weights has changed since this study began, so that its trials would be compared with trials"
+        "batchscout: initial_weights has changed since this study began, so its trials would be compared with trials"
     )
     save_weights(0)
     (home / "train.txt").write_text("".join(f"another line {i}\n" for i in range(50)))
@@ -892,7 +892,7 @@ def test_why_nothing_is_predicted_is_said_once_and_kept_among_the_facts() -> Non
     }
     assert len(said) == 1
     assert said[0].startswith(
-        "memory cannot be predicted for this model: a training step of it reads what is in a tensor"
+        "memory cannot be predicted for this model: a training step of it reads a tensor's values"
     )
     event = FactsRead(facts=facts)
     assert parser.validate_json(event.model_dump_json()) == event

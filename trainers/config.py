@@ -248,7 +248,7 @@ class Schedule(Strict):
 
 
 class MicroBatch(Strict):
-    """Micro-batches that hold so many tokens instead of so many samples."""
+    """Micro-batches with a limit of tokens in place of a number of samples."""
 
     tokens: Annotated[
         Literal["auto"] | PositiveInt,
@@ -314,7 +314,7 @@ class TrialConfig(Strict):
     micro_batch: MicroBatch | None = None
     """How micro-batches are cut by tokens. The samples of a step stay the same. null: each has `micro_batch_size` samples."""
     gradient_accumulation_steps: PositiveInt = 1
-    """Micro-batches per optimizer step on one rank; with `micro_batch`, at most so many."""
+    """Micro-batches per optimizer step on one rank; with `micro_batch`, the most of them."""
     world_size: Annotated[PositiveInt, Decides.CODE] = 1
     """The data-parallel ranks of the run."""
     parallel: Annotated[Parallel, Decides.CODE] = "ddp"
@@ -363,7 +363,7 @@ class TrialConfig(Strict):
     evaluations: tuple[PositiveInt, ...] = ()
     """Further sample counts at which the run evaluates, saves a checkpoint and reports, and goes on without waiting."""
     evaluation_samples: Annotated[int, Field(ge=0)] = 256
-    """Validation samples of each evaluation: the first so many, or all if there are fewer. 0: it never evaluates."""
+    """Validation samples of each evaluation: the first of them, or all if there are fewer. 0: it never evaluates."""
     ema_half_life_samples: PositiveInt | None = None
     """The half-life of a moving average of the weights, in samples. Evaluations use the average, in which the initial
     weights do not count. null: there is none."""
@@ -391,7 +391,7 @@ class TrialConfig(Strict):
     seed: Annotated[int, Decides.LOSS] = 0
     """Decides the initial weights, the order of the samples, and dropout."""
     keep_checkpoints: Annotated[PositiveInt, Decides.NOTHING] = 1
-    """How many checkpoints are kept: the newest so many. A run whose newest one the disk has damaged goes on from the one
+    """How many checkpoints are kept: the newest. A run whose newest one the disk has damaged goes on from the one
     before it; with 1 there is none, and it begins again."""
     kept_checkpoints: tuple[PositiveInt, ...] = ()
     """Sample counts at which the run evaluates, saves a checkpoint and reports, as at `evaluations`, and keeps that
@@ -405,7 +405,7 @@ class TrialConfig(Strict):
     """How much memory one rank may use, in bytes. On a GPU: of its memory. On a CPU host: what the process may
     allocate beyond what it held before the run, and more is refused. null: whatever the device or host has."""
     device_peaks: Annotated[dict[Precision, DevicePeak], Decides.NOTHING] = Field(default={})
-    """What the device can compute at most, for each precision: `mfu` is told against it. A precision that is not here:
+    """What the device can compute at most, for each precision: `mfu` is relative to it. A precision that is not here:
     the run looks its device up, and measures one that it does not know."""
     dropout: Annotated[bool, Decides.CODE] = True
     """true: the model's dropout is as it was built. false: it is switched off, as its masks would differ between two

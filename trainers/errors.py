@@ -47,7 +47,7 @@ class Obstacle(StrEnum):
     """What keeps a training step from being followed with tensors that have shapes and no values."""
 
     READS_VALUES = "reads_values"
-    """It reads what is in a tensor: item(), a condition on it, a result as large as the values say."""
+    """It reads a tensor's values: item(), a condition on it, a result as large as the values say."""
     UNKNOWN_OPERATION = "unknown_operation"
     """It calls an operation that has no kernel for shapes alone."""
     RAISED = "raised"
@@ -72,7 +72,9 @@ class NotFollowed:
         told = f"{self.what}{self.where and f', in {self.where}'}"
         match self.obstacle:
             case Obstacle.READS_VALUES:
-                return f"a training step of it reads what is in a tensor ({told}), and before it is run tensors have shapes alone"
+                return (
+                    f"a training step of it reads a tensor's values ({told}), and a prediction knows their shapes alone"
+                )
             case Obstacle.UNKNOWN_OPERATION:
                 return f"it calls an operation that torch knows no shapes for ({told}); torch.library.register_fake tells them"
             case Obstacle.RAISED:

@@ -73,7 +73,7 @@ METRICS = {  # a name stays: journals and checkpoints have it
     ),
     "hfu": Metric("Hardware FLOPs utilisation: with recomputation.", "HFU", "%", 0.01, "{:.1f}"),
     "model_flops_per_sample": Metric("Of a forward and a backward pass."),
-    "assumed_peak_flops": Metric("The device's peak that mfu and hfu are told against, FLOP/s."),
+    "assumed_peak_flops": Metric("The device's peak that mfu and hfu are relative to, FLOP/s."),
     "peak_is_measured": Metric("1 if that peak was measured, 0 if it is the data sheet's."),
     "loss_scale": Metric("Of float16's gradients."),
     "gradient_norm": Metric("Of the last step's gradient, before it is clipped."),

@@ -305,7 +305,7 @@ def _rank_of(world_size: int) -> int:
     there = dist.get_world_size() if dist.is_initialized() else 1
     if there != world_size:
         raise ValueError(
-            f"world_size is {world_size}, but {there} process(es) run this trial; start {world_size} ranks or set world_size: {there}"
+            f"world_size is {world_size}, but this trial runs in {there} process{'es' * (there != 1)}; start {world_size} ranks or set world_size: {there}"
         )
     return dist.get_rank() if dist.is_initialized() else 0
 

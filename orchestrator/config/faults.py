@@ -102,8 +102,8 @@ def _such_as(place: Place, value: object) -> str | None:
         return f"write {{device_hours: {float(time[1]) * _HOURS[time[2]]:g}}}"
     if section is not None and (keys := MAIN_KEYS.get(type(value))):
         key = next((key for key in keys if key in section.model_fields), None)
-        whole = isinstance(value, float) and value.is_integer()
-        return f"write {{{key}: {int(value) if whole else value}}}" if key else None
+        given = int(value) if isinstance(value, float) and value.is_integer() else value
+        return f"write {{{key}: {given}}}" if key else None
     field = owner.model_fields.get(str(place[-1])) if owner else None
     if field is None or get_origin(field.annotation) is not tuple or ... in get_args(field.annotation):
         return None

@@ -75,7 +75,7 @@ def _name_of_a_directory(name: str) -> str:
     }
     found = next((fault for fault, is_so in faults.items() if is_so), None)
     if found is not None:
-        raise ValueError(f"{name!r} can be no directory below runs/: {found}; choose a name such as gpt-small")
+        raise ValueError(f"{name!r} cannot be a directory below runs/: {found}; choose a name such as gpt-small")
     return name
 
 
@@ -124,7 +124,7 @@ class StudyOptimizer(OptimizerConfig):
 
 
 class Tracking(Strict):
-    """Where the curves of the trials are sent beside the run directory."""
+    """Where the curves of the trials are sent besides the run directory."""
 
     wandb: Annotated[
         Literal["off", "offline", "online"],
@@ -194,7 +194,7 @@ class RealRun(Strict):
     """The run that the recommendation is for, where it is longer than the study."""
 
     samples: PositiveInt
-    """Its length, told as `sample_budget` is: what the baseline trains on. The longer it is than that, the wider the intervals."""
+    """Its length in samples, as `sample_budget` is: what the baseline trains on. The longer it is than that, the wider the intervals."""
 
 
 class StudyConfig(Strict):
@@ -234,12 +234,12 @@ class StudyConfig(Strict):
     that was not. It is slower, and an operation that has no such algorithm is an error. false: on a GPU, such trials
     differ by rounding. A CPU computes the same bits in any case."""
     world_size: PositiveInt = 1
-    """The data-parallel ranks of one trial: so many GPUs, or processes on a CPU host, train one model together."""
+    """The data-parallel ranks of one trial: that many GPUs, or processes on a CPU host, train one model together."""
     batch: Batch = Batch()
     """The batch of `batchscout trial`, and of stages for which no earlier stage has chosen one."""
     micro_batch: MicroBatch | None = None
     """For samples of uneven length: `{tokens: auto}` or `{tokens: 8192}` cuts the samples of each step into micro-batches by their tokens,
-    the short ones together, so that little is padded. Wherever a micro-batch size is told, a micro-batch then holds as many tokens as so many
+    the short ones together, so that little is padded. Wherever a micro-batch size is given, a micro-batch then holds as many tokens as that many
     of the longest samples have, and the accumulation is the most micro-batches that a step takes. The data must say the `lengths` of its
     samples. null: each micro-batch has as many samples."""
     activation_checkpointing: ActivationCheckpointing = "none"
@@ -264,7 +264,7 @@ class StudyConfig(Strict):
     """The samples (sequences) of the baseline's full training run. The `objective` says what the other candidates may
     train on: as many, or as many as they get done in the same time."""
     evaluation_samples: PositiveInt = 256
-    """The validation samples of each evaluation: the first so many, or all if there are fewer."""
+    """The validation samples of each evaluation: the first of them, or all if there are fewer."""
     evaluations: Annotated[int, Field(ge=1)] = 8
     """How often a full training run is evaluated, at even distances; the last evaluation is at its end."""
     schedule: Schedule = Schedule()
@@ -276,14 +276,14 @@ class StudyConfig(Strict):
     """How ranks hold the model: each of them the whole (ddp), or each a shard (fsdp, which is FSDP2, and needs a
     world_size of at least 2)."""
     tracking: Annotated[Tracking, OnlySays.WHERE] = Tracking()
-    """Where the curves of the trials are sent beside the run directory."""
+    """Where the curves of the trials are sent besides the run directory."""
     placement: Placement = Placement()
     """How many trials run at once, where, and on how many CPUs."""
     keep_checkpoints: PositiveInt = 1
-    """How many checkpoints of each trial are kept: the newest so many. A trial whose newest one the disk has damaged goes
+    """How many checkpoints of each trial are kept: the newest. A trial whose newest one the disk has damaged goes
     on from the one before it; with 1 there is none, and it begins again."""
     ema_half_life_samples: PositiveInt | None = None
-    """The half-life of a moving average of the weights, in samples: weights that were left so many samples ago count
+    """The half-life of a moving average of the weights, in samples: weights of that many samples ago count
     half, and the initial ones do not count. Evaluations use the average. null: there is none, and evaluations use the
     weights as they are."""
     sync_batch_norm: bool = False
@@ -382,9 +382,7 @@ class StudyConfig(Strict):
         kinds = [stage.type for stage in self.stages]
         late = next((kind for kind in kinds[kinds.index("horizons") :] if kind in ("train", "learning_rate")), None)
         if late:
-            raise ValueError(
-                f"horizons carries on what {late} finds, and stands before it in stages; move it behind {late}"
-            )
+            raise ValueError(f"horizons extends what {late} finds, but comes before it in stages; move it after {late}")
         samples, budget = self.real_run.samples, self.sample_budget
         if self.objective == "target":
             raise ValueError("real_run compares losses, and objective: target compares seconds; remove one of them")
@@ -476,7 +474,7 @@ def _check_order(config: StudyConfig) -> None:
         late = next((one for one in _CHOICES_BEFORE.get(kind, ()) if one in kinds[place:]), None)
         if late is not None:
             raise ValueError(
-                f"stages has '{kind}' before '{late}', which {_CHOOSES[late]} that '{kind}' goes on with; let '{late}' come first"
+                f"stages has '{kind}' before '{late}', which {_CHOOSES[late]} that '{kind}' needs; put '{late}' first"
             )
 
 
@@ -490,7 +488,7 @@ def _check_branch(config: StudyConfig) -> None:
     later = [kind for kind in kinds[kinds.index("branch") :] if kind in ("train", "learning_rate")]
     if later:
         raise ValueError(
-            f"stages has 'branch' before '{later[0]}', and it branches from the run that this chooses; let 'branch' come last"
+            f"stages has 'branch' before '{later[0]}', which chooses the run to branch from; put 'branch' last"
         )
     if schedule.type != "warmup_stable_decay":
         raise ValueError(
@@ -499,7 +497,7 @@ def _check_branch(config: StudyConfig) -> None:
         )
     if max(branch.at) > 1 - schedule.decay:
         raise ValueError(
-            f"branch.at has {max(branch.at):g}, where the learning rate falls already: the stable phase ends at "
+            f"branch.at has {max(branch.at):g}, where the learning rate is already falling: the stable phase ends at "
             f"{1 - schedule.decay:g} of a run (schedule.decay is {schedule.decay:g}); begin earlier, or lower the decay"
         )
 
@@ -514,8 +512,8 @@ def _check_regularization(config: StudyConfig) -> None:
         )
     if config.keys_of(Branch):
         raise ValueError(
-            "stages has 'branch' and 'regularization': each recommends a change of the chosen run, and nobody has tried both "
-            "changes together; leave one of them out"
+            "stages has 'branch' and 'regularization': each recommends a change of the chosen run, and the two are "
+            "never tried together; leave one of them out"
         )
     kinds = [stage.type for stage in config.stages]
     later = [kind for kind in kinds[kinds.index("regularization") :] if kind in ("train", "learning_rate")]

@@ -36,7 +36,7 @@ class _Loader(_AnyLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
                 if key.value in lines:
-                    said = f"the key '{key.value}' stands in line {lines[key.value]} already"
+                    said = f"the key '{key.value}' is in line {lines[key.value]} already"
                     raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
                 lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
@@ -53,7 +53,7 @@ def read_yaml(path: Path) -> Yaml:
             f"{quoted(path)} is not UTF-8 text: line {line} has the byte 0x{error.object[error.start]:02x}; save it as UTF-8"
         ) from None
     except yaml.YAMLError as error:
-        raise ValueError(f"{quoted(path)} is not valid YAML: {_fault_text(error)}; mend that line") from None
+        raise ValueError(f"{quoted(path)} is not valid YAML: {_fault_text(error)}; fix that line") from None
 
 
 def _fault_text(error: yaml.YAMLError) -> str:
@@ -90,7 +90,7 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
     _check_size(tree, quoted(path))
     if open_places := list(placeholders(tree)):
         raise ValueError(
-            f"{quoted(path)} still says {PLACEHOLDER} at {', '.join(open_places)}; put there what only you know, as its head says"
+            f"{quoted(path)} still says {PLACEHOLDER} at {', '.join(open_places)}; fill them in, as the comment at its top says"
         )
     _make_absolute(tree)
     return study_of(tree, quoted(path), say)

@@ -45,7 +45,7 @@ def left_open_text(config: StudyConfig, given: Mapping[str, Any]) -> str | None:
         .removeprefix("{")
         .removesuffix("}")
     )
-    return f"not in the study file, and so batchscout's own: {keys}{momentum}"
+    return f"not in the study file, so these are batchscout's defaults: {keys}{momentum}"
 
 
 def _open_in(values: Mapping[str, Any], keys: tuple[str, ...], given: object) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class AshaPruner(Strict):
     """The first rung, in training samples of the baseline; of a run that may train on twice as many, it lies at twice as
     many. null: a quarter of the budget, which is past every warm-up."""
     reduction_factor: Annotated[int, Field(ge=2)] = 2
-    """One in so many trials trains on from a rung, and each rung is so many times the one before it."""
+    """One trial in this many trains on from a rung, and each rung is this many times the one before it."""
     synchronous: bool = True
     """true: a trial waits at a rung until no trial that has yet to reach it can change which ones train on. Then the
     result does not depend on which trial was faster. false: a trial trains on at once if it is among the best so
@@ -98,16 +98,16 @@ class KillRules(Strict):
     """How far above the running median a loss must lie to count as a spike, in robust standard deviations (1.4826
     times the median absolute deviation). null: spikes stop no trial."""
     spike_steps: PositiveInt = 3
-    """So many spikes in a row stop the trial."""
+    """This many spikes in a row stop the trial."""
     above_start_factor: Annotated[float, Field(gt=1)] | None = 1.1
-    """After warm-up, a trial is stopped if ten losses in a row are more than so many times the highest of its first five
+    """After warm-up, a trial is stopped if ten losses in a row are more than this many times the highest of its first five
     steps. null: losses above the first stop no trial."""
     min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
     """A trial is stopped if its tokens per second are below this share of those of the fastest trial with the same
     effective batch, whatever that one's split and mode; or if it trains slower than this share of the speed that its
     sample budget was made for, unless the runs that have ended were slower, too. null: slow trials are not stopped."""
     max_silent_seconds: Positive | None = 7200.0
-    """A trial that reports nothing for so many seconds is taken to hang: it fails, and its processes are replaced. A
+    """A trial that reports nothing for this many seconds is taken to hang: it fails, and its processes are replaced. A
     trial reports every ten optimizer steps; it is silent while it compiles, evaluates or saves. null: wait for
     ever."""
 
@@ -149,13 +149,13 @@ class Frontier(Strict):
     """Optimizer steps of each measurement; the first three are not timed. Each step accumulates over two
     micro-batches."""
     finalists: PositiveInt = 3
-    """So many of the fastest points are timed again, each compiled for its own micro-batch size."""
+    """How many of the fastest points are timed again, each compiled for its own micro-batch size."""
     rounds: PositiveInt = 3
-    """The finalists are timed in turns, at least so many times each, so that a drift of the machine meets all of
+    """The finalists are timed in turns, at least this many times each, so that a drift of the machine affects all of
     them."""
     max_rounds: PositiveInt = 8
     """While another finalist may be more than 5 % faster than the one that seems the fastest, they are timed again, up
-    to so many times in all. What is still open then is called undetermined. `rounds` is never cut short by this, and as many
+    to this many times in all. What is still open then is called undetermined. `rounds` is never cut short by this, and as many
     rounds that something else disturbed are timed again."""
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all; the conclusion says what that leaves out. The steps that a GPU
@@ -175,13 +175,13 @@ class Throughput(Strict):
     multiples: Annotated[tuple[PositiveInt, ...], AtLeastOne] = (1, 2, 4, 8, 16)
     """Which multiples of the chosen micro-batch size times `world_size` are timed, by accumulating gradients."""
     steps: Annotated[int, Field(ge=8)] = 20
-    """In the first round the noise scale is measured: in so many optimizer steps of two micro-batches each, or in as
+    """In the first round the noise scale is measured: in this many optimizer steps of two micro-batches each, or in as
     many micro-batches where a step has more of them. Other timings have 5 to 8 steps, the first three not timed."""
     rounds: PositiveInt = 3
-    """Every form of every batch is timed at least so many times, in turns, so that a drift of the machine meets all of
+    """Every form of every batch is timed at least this many times, in turns, so that a drift of the machine affects all of
     them."""
     max_rounds: PositiveInt = 8
-    """While a rate is not known within 5 %, or not which form of a batch is faster, all are timed again, up to so many
+    """While a rate is not known within 5 %, or not which form of a batch is faster, all are timed again, up to this many
     times in all. What is still open then is called undetermined. `rounds` is never cut short by this, and as many rounds that
     something else disturbed are timed again."""
     max_samples: PositiveInt | None = None
@@ -300,7 +300,7 @@ class Branch(Strict):
     show whether the critical batch grows."""
     multiples: Annotated[tuple[PositiveInt, ...], AtLeastOne] = (1, 2, 4, 8)
     """The batches of the branches, as multiples of the chosen effective batch; the micro-batch stays. The branch at 1 x,
-    which the others are held against, is always run."""
+    which the others are compared with, is always run."""
     samples: Share = 0.2
     """The samples of each branch, as a share of those of the chosen run. A multiple of which they hold fewer than 10
     optimizer steps is left out, and the conclusion says so."""
@@ -315,7 +315,7 @@ class Regularization(Strict):
     type: Literal["regularization"] = "regularization"
     """`regularization`. Where the generalisation gap is wider at the chosen batch than at the smallest that was trained, it
     trains the chosen run again with another dropout, label smoothing or weight decay, one at a time, and keeps one only
-    where the loss falls by more than the seeds make. Elsewhere it trains nothing. It comes after `train` and
+    where the loss falls by more than the seeds vary. Elsewhere it trains nothing. It comes after `train` and
     `learning_rate`, and in no study with `branch`."""
     dropout: tuple[Fraction, ...] = (0.1,)
     """The dropouts to try, where `model.target` takes an argument of that name. Empty: none."""

@@ -341,7 +341,7 @@ class Director:
         down."""
         times = self._trial(trial_id).interruptions + 1
         if times == MAX_INTERRUPTIONS:
-            what = f"its machine was lost {times} times since its last evaluation; {reason}"
+            what = f"its machine was lost {counted(times, 'time')} since its last evaluation; {reason}"
             return self._end(trial_id, TrialState.FAILED, Cause.FAILED, what)
         seconds, lane = self._spending.end(trial_id), self._lanes.pop(trial_id, None)
         return self._record(Interrupted(id=trial_id, reason=reason, seconds=seconds, lane=lane))

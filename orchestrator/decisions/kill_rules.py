@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from batchscout.orchestrator.decisions.decision import GO_ON, Decision, stop
 from batchscout.orchestrator.study.causes import Cause
-from batchscout.orchestrator.units import loss_text
+from batchscout.orchestrator.units import counted, loss_text
 
 
 def judge_losses(
@@ -108,7 +108,7 @@ def judge_probe(metrics: Mapping[str, float | None], max_step_seconds: float) ->
     long."""
     retries, seconds = metrics.get("allocator_retries") or 0.0, metrics.get("step_seconds") or 0.0
     if retries:
-        return stop(Cause.THRASHING, f"the allocator had to give memory back and ask again {retries:.0f} times")
+        return stop(Cause.THRASHING, f"the allocator had to free its cache and retry {counted(round(retries), 'time')}")
     if seconds > max_step_seconds:
         return stop(Cause.TOO_SLOW, f"a step takes {seconds:.1f} s, more than max_step_seconds ({max_step_seconds:g})")
     return GO_ON

@@ -98,11 +98,15 @@ def _verdict(entrant: Entrant, place: int, at: str, lines: _Lines) -> Decision:
     if entrant.protected:
         return _at_rung(Action.GO_ON, f"{at}; never cut before the end")
     if _value(entrant) <= lines.last_on:
-        as_good = f", and who trails the best by {lines.tie:.3g} or less" if place > lines.places_now else ""
-        return _at_rung(Action.GO_ON, f"{at}; the best {lines.places_now} go on{as_good}")
+        as_good = f", and those within {lines.tie:.3g} of the best" if place > lines.places_now else ""
+        return _at_rung(Action.GO_ON, f"{at}; {_best(lines.places_now)}{as_good}")
     if _value(entrant) > lines.last_hope:
-        return _at_rung(Action.STOP, f"{at}; the best {lines.places} go on")
+        return _at_rung(Action.STOP, f"{at}; {_best(lines.places)}")
     return _at_rung(Action.PAUSE, f"{at}; waiting for the others")
+
+
+def _best(places: int) -> str:
+    return "the best goes on" if places == 1 else f"the best {places} go on"
 
 
 def _at_rung(action: Action, reason: str) -> Decision:

@@ -68,16 +68,16 @@ def why_refused(study: Study, code: Sequence[str], data: Sequence[str]) -> str |
         return None
     retried = ", and to try again what failed" if failed_trials(study) else ""
     return (
-        f"{_has_changed(changed)} since this study began, so that its trials would be compared with trials of other code or data. Choose "
-        f"another --dir to begin anew, or add --keep-finished to keep what there is knowingly{retried}"
+        f"{_has_changed(changed)} since this study began, so its trials would be compared with trials of other code or data. Choose "
+        f"another --dir to begin anew, or add --keep-finished to keep them all the same{retried}"
     )
 
 
 def kept_text(study: Study, changed: Sequence[str]) -> str:
     """Return, in words, that trials are kept that were made before this has changed."""
     count = len(trials_that_count(study))
-    trials, them = ("a trial", "it") if count == 1 else (f"{count} trials", "them")
-    return f"{trials} had been measured before {_named(changed)} changed, and the answer counts with {them}"
+    trials, is_part = ("a trial", "is") if count == 1 else (f"{count} trials", "are")
+    return f"{trials} had been measured before {_named(changed)} changed, and {is_part} part of the answer"
 
 
 def why_again(changed: Sequence[str]) -> str:

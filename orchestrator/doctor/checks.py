@@ -83,7 +83,7 @@ def processors(found: Processors, needs: Needs, *, has_gpus: bool) -> Check:
     ]
     said = ", ".join([f"{found.system}, {counted(found.cores, 'core')}", *filter(None, held)])
     if found.system != "Linux":
-        return Check("processors", said, "fault", "run on Linux: memory limits and processes are Linux's here")
+        return Check("processors", said, "fault", "run on Linux: memory limits and processes need it")
     ranks = 1 if has_gpus else needs.world_size
     if found.usable < ranks:
         return Check(
@@ -107,7 +107,7 @@ def memory(found: Memory) -> Check:
     said = f"{bytes_text(found.available_bytes)} available of {bytes_text(found.total_bytes)}{group}"
     if found.available_bytes < LEAST_MEMORY_BYTES:
         least = bytes_text(LEAST_MEMORY_BYTES)
-        return Check("memory", said, "fault", f"free or add memory: a study wants {least} before its model's own")
+        return Check("memory", said, "fault", f"free or add memory: a study needs {least} besides its model")
     return Check("memory", said)
 
 
@@ -123,7 +123,7 @@ def _imported(name: str, found: Imported, environment: Environment) -> Check:
     wanted = admitted(name)
     if found.error:
         suspects = settings_to_suspect(environment.variables)
-        remedy = f"install it anew: pip install '{wanted}'{suspects and f'; or {suspects}'}"
+        remedy = f"reinstall it: pip install '{wanted}'{suspects and f'; or {suspects}'}"
         return Check(name, f"cannot be imported: {found.error}", "fault", remedy)
     if not is_admitted(name, found.version):
         said = f"{name} {found.version}; batchscout runs with {wanted.specifier}"
@@ -190,7 +190,7 @@ def limits(found: Limits) -> Iterator[Check]:
         yield Check("shared memory", f"/dev/shm has {bytes_text(shared)}")
     if files < LEAST_OPEN_FILES:
         yield Check(
-            "open files", f"at most {files:,}, and Ray wants {LEAST_OPEN_FILES:,}", "warning",
+            "open files", f"at most {files:,}, and Ray needs {LEAST_OPEN_FILES:,}", "warning",
             "raise the limit (ulimit -Hn 65536 as root, or nofile in /etc/security/limits.conf)",
         )  # fmt: skip
     else:
@@ -207,7 +207,9 @@ def cluster(found: Cluster) -> Check:
             "--address auto finds none", "warning",
             "start the cluster, correct the address (6379 is Ray's default port), or unset RAY_ADDRESS",
         )  # fmt: skip
-    return Check("ray cluster", f"one answers at RAY_ADDRESS, {found.address}: batchscout run --address auto uses it")
+    return Check(
+        "ray cluster", f"a cluster answers at RAY_ADDRESS, {found.address}: batchscout run --address auto uses it"
+    )
 
 
 def hub(found: Hub, needs: Needs) -> Check:
@@ -221,7 +223,7 @@ def hub(found: Hub, needs: Needs) -> Check:
             "network", f"{said}; the study file names {names}", "warning",
             "make sure that it was downloaded before, or name a folder in its place",
         )  # fmt: skip
-    return Check("network", f"{said}; a study needs no network, but for models and data that it names as on the hub")
+    return Check("network", f"{said}; a study needs no network, except for models and data on the hub")
 
 
 def libraries(installed: dict[str, str], needs: Needs) -> Check:
@@ -235,7 +237,7 @@ def libraries(installed: dict[str, str], needs: Needs) -> Check:
 
 
 def wandb(found: Tracker) -> Check:
-    key = "a key is there" if found.has_key else "no key is there"
+    key = "a key is set" if found.has_key else "no key is set"
     if found.mode == "online" and not found.has_key:
         return Check(
             "wandb",

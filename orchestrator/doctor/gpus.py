@@ -35,7 +35,7 @@ def gpu(driver: Driver | None, found: Torch) -> Check:
             f"update the driver, or install a build for its CUDA: {_install(driver)}",
         )  # fmt: skip
     if not found.gpus:
-        said = found.why_none or "it says no more"
+        said = found.why_none or "it does not say why"
         return Check(
             "gpu", f"{has}; torch {found.imported.version} for CUDA {found.cuda} finds none: {said}", "fault",
             "check CUDA_VISIBLE_DEVICES, that nvidia-smi works as this user, and in a container that it was started with --gpus all",
@@ -94,6 +94,6 @@ def gpus_taken(gpus: tuple[Gpu, ...]) -> Iterator[Check]:
         taken = one.total_bytes - one.free_bytes
         if taken > SHARE_OF_OTHERS * one.total_bytes:
             yield Check(
-                f"gpu {number}", f"{bytes_text(taken)} of its {bytes_text(one.total_bytes)} are taken", "warning",
+                f"gpu {number}", f"{bytes_text(taken)} of its {bytes_text(one.total_bytes)} are in use", "warning",
                 "end what else uses it (see: nvidia-smi): a study measures memory and speed of what is left",
             )  # fmt: skip

@@ -36,7 +36,7 @@ def in_all(checks: Sequence[Check]) -> str:
     """Return what it comes to, in a sentence."""
     faults, warnings = (sum(check.verdict == verdict for check in checks) for verdict in ("fault", "warning"))
     if faults:
-        return f"{counted(faults, 'fault')} to mend before a study runs here as it was asked to."
+        return f"{counted(faults, 'fault')} to fix before a study runs here as asked."
     if warnings:
-        return f"Studies run here; {counted(warnings, 'warning')} to know of."
+        return f"Studies run here, with {counted(warnings, 'warning')}."
     return "Studies run here."

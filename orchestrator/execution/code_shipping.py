@@ -104,7 +104,7 @@ def refuse_unreadable_files(here: Path, shipped: Iterable[Path]) -> None:
         others = f" and {len(unreadable) - 1} more" if len(unreadable) > 1 else ""
         raise ValueError(
             f"{quoted(here)} is shipped to the cluster so that workers can import from it, but {quoted(unreadable[0])}{others} cannot "
-            f"be read; give yourself the right to, list it in {quoted(here / '.rayignore')} if it is a file (one pattern a line, as in "
+            f"be read; make it readable, list it in {quoted(here / '.rayignore')} if it is a file (one pattern a line, as in "
             ".gitignore), or run from another directory"
         )
 

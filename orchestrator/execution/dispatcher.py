@@ -23,7 +23,7 @@ from batchscout.orchestrator.decisions.kill_rules import judge_silence
 from batchscout.orchestrator.execution import process_endings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.messages import Assignment, Blame, Device, FirstLane, HeldLane, Host, Message
-from batchscout.orchestrator.units import ending_text
+from batchscout.orchestrator.units import counted, ending_text
 from batchscout.trainers.files import quoted
 from batchscout.trainers.notices import Notice, NoticeKind
 
@@ -634,7 +634,7 @@ class Dispatcher:
     def _give_up_after(self, num_starts: int, lane: _Lane, cause: str) -> None:
         if num_starts < MAX_STARTS or lane.given_up_because or lane.is_released:
             return
-        self._give_up(lane, f"its processes ended {num_starts} times before they took a trial: {cause}")
+        self._give_up(lane, f"its processes ended {counted(num_starts, 'time')} before they took a trial: {cause}")
 
     async def _until_another_start(self, num_starts: int, lane: _Lane) -> None:
         if num_starts != MAX_STARTS - 1:
@@ -708,4 +708,4 @@ def _last_word(death: _Death, num_deaths: int) -> Message:
             "the host ran out of memory and ended its process; lower memory_limit, or see what else takes memory there"
         )
         return Message(outcome="out_of_memory", cause=Cause.HOST_MEMORY, reason=said)
-    return Message(outcome="failed", reason=f"it ended its lane {num_deaths} times; last: {death.cause}")
+    return Message(outcome="failed", reason=f"it ended its lane {counted(num_deaths, 'time')}; last: {death.cause}")

@@ -200,7 +200,7 @@ class Fleet:
         if (self._num_lanes, asked) == self._last:
             return
         fewer, most = self._num_lanes < self._last[0] and not growth.release, self._resources.shape.num_lanes
-        why = f"nodes went: those that are there hold {counted(room, 'lane')}" if fewer else growth.reason
+        why = f"nodes were lost: the others hold {counted(room, 'lane')}" if fewer else growth.reason
         why = why or f"the nodes hold {counted(room, 'lane')}"
         self._last = self._num_lanes, asked
         self._changes.append(LanesChanged(lanes=self._num_lanes, most=most, asked=asked, reason=why))

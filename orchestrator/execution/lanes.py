@@ -202,7 +202,7 @@ class _LaneKeeper:
         trouble = self._remove_what_it_left()
         if has_no_room(loss):
             return ray.get(self.dispatcher.no_room.remote(self.lane))
-        said = f"{loss or 'its ranks went home'}{trouble}"
+        said = f"{loss or 'its ranks have ended'}{trouble}"
         blame = "memory" if LOW_MEMORY in said else "machine"
         cause = " ".join(said.split())[:300]  # the first line alone says nothing
         return ray.get(self.dispatcher.run_lost.remote(self.lane, cause, blame))

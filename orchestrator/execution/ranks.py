@@ -310,7 +310,7 @@ def where_a_gpu_failed(error: BaseException) -> str:
     if not isinstance(error, RuntimeError) or not re.search("CUDA error|device-side assert", said):
         return ""
     return (
-        " (a GPU tells of a fault in a later call than the one at fault, which is most often an index that is out of range, such as a token or a "
+        " (a GPU reports an error later than the call that caused it, most often with an index out of range, such as a token or a "
         "class that the model does not have; for a traceback of that call give CUDA_LAUNCH_BLOCKING=1 to the processes of the study, on a "
         "cluster where its nodes start Ray, and run the same command with --retry-failed)"
     )

@@ -127,7 +127,7 @@ def _refuse_to_overwrite(path: Path) -> None:
         is_there = path.exists()
     if is_there:
         raise ValueError(
-            f"{quoted(path)} is there already, and init overwrites nothing; name another file with --to, or remove it"
+            f"{quoted(path)} is there already, and init does not overwrite it; name another file with --to, or remove it"
         )
 
 
@@ -150,7 +150,7 @@ def read_folder(folder: Path) -> Read:
             with own_file(path, "read"):
                 modules.append(read_module(path, ".".join(names)))
         except ValueError as error:
-            unread.append(f"{path.relative_to(folder)} is no Python that could be read ({error}), and was left out")
+            unread.append(f"{path.relative_to(folder)} could not be parsed as Python ({error}), and was left out")
     return Read(Project(tuple(modules)), tuple(unread))
 
 

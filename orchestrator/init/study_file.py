@@ -75,8 +75,8 @@ def written(subject: Subject, name: str, file: str, machine: Machine, notes: tup
 
 _BY_READING = "from reading alone: nothing was run."
 _BY_WATCHING = "from watching the script until its second optimizer step; what it changed was undone."
-_AS_IT_IS = "Look it through: it runs as it is."
-_NOT_YET = f"Before it runs, this is to be done; {PLACEHOLDER} marks what only you know:"
+_AS_IT_IS = "Review it: it runs as it is."
+_NOT_YET = f"To do before it runs; {PLACEHOLDER} marks what only you know:"
 
 
 def _to_do(subject: Subject, file: str) -> Iterator[str]:
@@ -129,7 +129,7 @@ def _watched_keys(subject: WatchedSubject) -> Iterator[str]:
         yield from _comment(f"{_documentation('loss')} Here: what the script computes between a batch and backward.")
         yield f'loss: "{PLACEHOLDER}"'
     yield ""
-    yield "# What it says of a study, which a key here comes before:"
+    yield "# What it sets of a study; a key here overrides it:"
     keys = {key: value for key, value in subject.said.keys.items() if key not in ("model", "data")}
     yield from (f"#   {line}" for line in yaml.safe_dump(keys, sort_keys=False, width=_WIDTH).splitlines())
     if command.num_processes > 1:

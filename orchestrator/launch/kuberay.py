@@ -50,9 +50,7 @@ class KubeRayJob:
         """Raises ValueError for what Kubernetes would refuse without a word of help."""
         for option, size in {"--memory-per-node": self.memory_per_node, "--head-memory": self.head_memory}.items():
             if not re.fullmatch(r"[0-9]+([KMGT]i?)?", size):
-                raise ValueError(
-                    f"{option} is '{size}', which Kubernetes does not read; write 16Gi for 16 x 2^30 bytes"
-                )
+                raise ValueError(f"{option} is '{size}', which Kubernetes cannot read; write 16Gi for 16 x 2^30 bytes")
         if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", self.claim):
             raise ValueError(
                 f"--claim is '{self.claim}', which is no name of a PersistentVolumeClaim; kubectl get pvc lists them"

@@ -109,7 +109,7 @@ def main() -> int:
         _until_answered(node, None)
     elif _answers(node):
         sys.exit(
-            f"batchscout: something else listens at {node.address}, which this job's number stands for; submit the job again"
+            f"batchscout: something else listens at {node.address}, which follows from this job's number; submit the job again"
         )
     with _ray_of(node) as ray:
         _until_answered(node, ray)

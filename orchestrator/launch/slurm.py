@@ -49,7 +49,7 @@ class SlurmJob:
         """Raises ValueError for what sbatch would refuse without a word of help, or take for something else."""
         if self.time is not None and not _TIME.fullmatch(self.time):
             raise ValueError(
-                f"--time is '{self.time}', which SLURM does not read; write minutes (90), hours (8:00:00) or days (2-00)"
+                f"--time is '{self.time}', which SLURM cannot read; write minutes (90), hours (8:00:00) or days (2-00)"
             )
         if self.time is not None and (seconds := _seconds(self.time)) and seconds < LEAST_SECONDS:
             raise ValueError(

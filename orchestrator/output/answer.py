@@ -140,7 +140,7 @@ def _how_sure(config: StudyConfig, study: Study, winner: Trial) -> tuple[Badge, 
     setting = kept_setting(study, winner)
     if not winner.config.ramp and not setting:
         return badge, because
-    more = f"{setting or 'the growing batch'} lowers the loss by more than seeds make"
+    more = f"{setting or 'the growing batch'} lowers the loss by more than seeds vary"
     stays = "batch and learning rate are your own" if badge is Badge.KEEP_YOURS else because
     return Badge.DECIDED, f"{stays}; {more}"
 
@@ -153,7 +153,7 @@ def _how_well_compared(config: StudyConfig, study: Study, known: Known | None) -
         num_runs = len([one for one in study.trials.values() if one.is_full_run and one.state is TrialState.COMPLETE])
         if num_runs == 1:
             return Badge.UNDETERMINED, "only one run ended, so nothing was compared"
-        return Badge.UNDETERMINED, f"the lowest loss of {num_runs} runs, and how far chance decided that is not known"
+        return Badge.UNDETERMINED, f"the lowest loss of {num_runs} runs, and how much of that is chance is not known"
     wasted = wasted_text(config, known)
     if known.is_decided and known.regret_time is None:  # a study of an earlier version
         return Badge.DECIDED, f"this batch is the best with probability {next(iter(known.p_best.values())):.2f}"

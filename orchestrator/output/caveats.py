@@ -67,7 +67,7 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
         warnings.append(carried)
     if busy := _busy_stages(study):
         warnings.append(
-            f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and they say which batches "
+            f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and these speeds decide which batches "
             "took part and for how long each trained; repeat the study when it is quiet, or with more rounds"
         )
     findings = trained(study)
@@ -75,7 +75,7 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
         off = ", ".join(f"effective batch {batch} at {share:.2f} x" for batch, share in findings.off_speed.items())
         warnings.append(
             f"not every batch trained at the speed that it was timed at ({off}): its loss is that of more or less time than "
-            "was planned; the probability counts with what it would have been"
+            "was planned; the probability corrects for that"
         )
     return warnings
 
@@ -92,7 +92,7 @@ def _of_the_run(config: StudyConfig, study: Study, nearest: Trial, trial: TrialC
     num_samples, budget = study.facts.num_train_samples, trial.sample_budget
     if config.regime == "finetune" and num_samples and budget > FEW_PASSES * num_samples:
         warnings.append(
-            f"it meets each of the {num_samples:,} training samples {budget / num_samples:.1f} times, and finetuning takes 2 to "
+            f"it sees each of the {num_samples:,} training samples {budget / num_samples:.1f} times, and finetuning takes 2 to "
             f"{FEW_PASSES} passes as a rule; compare with a sample_budget of at most {FEW_PASSES * num_samples:,}"
         )
     return warnings
@@ -110,7 +110,7 @@ def lane_deaths_text(study: Study) -> str:
         return ""
     times, first = ("once", "") if len(told) == 1 else (f"{len(told)} times", "The first: ")
     return (
-        f"processes that ran trials died {times}: each death costs the start of new ones, and a training of your own may end so, "
+        f"processes that ran trials died {times}: each death costs the start of new ones, and a run of your own may end so, "
         f"too; find the cause. {first}{told[0]}"
     )
 
@@ -122,7 +122,7 @@ def not_carried(config: StudyConfig, study: Study, winner: Trial) -> str:
     concluded = study.conclusions.get(HorizonsFindings.STAGE)
     why = concluded.reason if concluded else "horizons has yet to conclude"
     if winner.config.ramp:
-        why = "a batch that grows is carried to no other length"
+        why = "a growing batch is not carried to other lengths"
     return (
         f"this holds for a run of {number_text(config.sample_budget)} samples, the study's own, and not for the real run's "
         f"{number_text(config.real_run.samples)}: {why}"
@@ -197,7 +197,7 @@ def worth_a_longer_run(config: StudyConfig, study: Study) -> list[TooShort]:
     ]
 
 
-RATE_ON_EDGE = "the learning rate is the last one tried on its side: a further one may be better"
+RATE_ON_EDGE = "the learning rate is at the edge of those that were tried: one beyond it may be better"
 
 
 def is_on_edge(study: Study, winner: Trial) -> bool:

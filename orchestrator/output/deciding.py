@@ -57,7 +57,7 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     if known is None or known.regret_time is None or not known.is_open(config.useful_gain):
         return None
     if real := carried_to(study, winner):
-        longer = "a study of longer runs (sample_budget), of which the real run is no more than a few times as long"
+        longer = "a study with longer runs (sample_budget): at least a quarter of the real run's length"
         budget = max(math.ceil(real.samples / A_FEW_TIMES), A_FEW_TIMES * config.sample_budget)
         return ToDecide(longer, keys=longer_runs(config, budget) if budget < real.samples else {}, goes_on=False)
     assert compared, "it is known of those"

@@ -162,7 +162,7 @@ def _notes(study: Study, trial: Trial) -> Iterator[str]:
     if proposal.protected:
         yield "it is never cut for being slower or worse than others"
     if proposal.control:
-        yield "it is a control: it calibrates what others are held against, and is not compared itself"
+        yield "it is a control: it calibrates the comparison of the others, and is not compared itself"
     if proposal.round is not None:
         yield f"it is a timing of round {proposal.round}, in turns with the others of that round"
     if proposal.fresh_process:

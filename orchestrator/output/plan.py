@@ -70,7 +70,7 @@ def print_plan(
     if beyond:
         console.print(
             shown(
-                f"{beyond}: so this is a prediction for another machine, on which alone it can run. The sizes are those of a CPU's kernels; a GPU's "
+                f"{beyond}: so this is a prediction for another machine, as it cannot run on this one. The sizes are those of a CPU's kernels; a GPU's "
                 "libraries and the rounding of its allocator take somewhat more, compiled code less or more; the time below is this machine's"
             )
         )
@@ -95,7 +95,7 @@ def _micro_batches(config: StudyConfig, facts: Facts) -> str | None:
     )
     return (
         f"micro-batches are cut by tokens: below, one of size m holds as many tokens, with its padding, as m x {samples}{most}. A step takes the "
-        "samples that it would take otherwise, in as many micro-batches or fewer"
+        "same samples as without, in at most as many micro-batches"
     )
 
 
@@ -181,7 +181,7 @@ def _payback(config: StudyConfig, cost: Cost, rate: float) -> list[str]:
         f"of {training_time_text(pays_from(cost.total, share))} on if it saves {name}"
         for name, share in EXAMPLES.items()
     ]
-    said = [f"it pays from a run {', '.join(lengths)}"]
+    said = [f"it pays off from a run {', '.join(lengths)}"]
     samples = config.real_run.samples if config.real_run else config.sample_budget
     if cost.total > MANY_RUNS * samples / rate:
         which = "real_run.samples" if config.real_run else "sample_budget"

@@ -181,9 +181,9 @@ class Progress(Observer):
         if in_all is not None:
             parts.append(f"at most {seconds_text(max(in_all, in_stage.high if in_stage else 0.0))} left in all")
         elif estimated:
-            parts.append(f"about {seconds_text(estimated)} left in all by estimate, and what compiling takes")
+            parts.append(f"about {seconds_text(estimated)} left in all, by estimate, plus compiling")
         elif estimated is None and not in_stage:
-            parts.append("what is left is not known yet")
+            parts.append("the time left is not known yet")
         return ", ".join(parts)
 
     def _estimated_left(self) -> float | None:

@@ -387,7 +387,7 @@ def _peak_notes(study: Study, winner: Trial) -> list[str]:
     source = (
         "that matrix products reached on this device" if peak.source == "measured" else "of the device's data sheet"
     )
-    return [f"MFU is told against the {peak.flops_per_second:.3g} FLOP/s in {precision} {source}"]
+    return [f"MFU is relative to the {peak.flops_per_second:.3g} FLOP/s in {precision} {source}"]
 
 
 def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alternative, ...]:

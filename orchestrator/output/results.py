@@ -63,15 +63,15 @@ def _remedy(run_dir: Path, study: Study) -> str:
     first, more = broken[0], f"{len(broken)} trials failed, the first of them " if len(broken) > 1 else ""
     logs = logs_of(run_dir, first.id)
     log = f" Its log: {quoted(logs[0])}." if logs else ""
-    return f"{more}{first.id}: {first.explanation}.{log} Mend it, and {_again(study, 'what failed')}"
+    return f"{more}{first.id}: {first.explanation}.{log} Fix it, and {_again(study, 'what failed')}"
 
 
 def _again(study: Study, what: str) -> str:
-    """Return, in words, how what says nothing yet runs again once the code or the data are mended."""
+    """Return, in words, how what says nothing yet runs again once the code or the data are fixed."""
     if trials_that_count(study):
         return (
             f"run the same command with --keep-finished: {what} runs again, and what has ended stands, made with code and data as they were "
-            "(where there is nothing to mend: --retry-failed)"
+            "(where there is nothing to fix: --retry-failed)"
         )
     return f"run the same command again: {what} runs again once your code or data have changed (or at once, with --retry-failed)"
 

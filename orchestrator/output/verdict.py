@@ -92,7 +92,7 @@ def _pays_from(config: StudyConfig, study: Study, known: Known | None) -> str:
     ):
         return ""
     pays = training_time_text(pays_from(study.lane_seconds, known.time.share))
-    return f" The study held its lanes for {training_time_text(study.lane_seconds)} in all, and pays from a run of {pays} on."
+    return f" The study held its lanes for {training_time_text(study.lane_seconds)} in all, and pays off from a run of {pays} on."
 
 
 def micro_batch_tokens(study: Study, trial: TrialConfig) -> int | None:
@@ -163,7 +163,7 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     baseline, known = baseline_run(study), known_of(config, study, winner)
     if baseline is None:
         sure = _sure(config, known) if known else ""
-        return f"it {_ending(ours, target)}, chosen of what was run{_how_the_baseline_ended(study)}{sure}"
+        return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(study)}{sure}"
     theirs = _standing(study, baseline, target)
     if known is not None and known.regret_time is not None:
         return _against_own(config, study, winner, known)
@@ -186,16 +186,17 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     if known.keeps_own:
         saved = f"your own setting stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}; it ends at"
     elif known.time and baseline:
-        saved = f"it comes to {_share_text(config, known.time)}{_parts_text(known.time, real.effective_batch_size, baseline)}; it ends at"
+        saved = f"it reaches {_share_text(config, known.time)}{_parts_text(known.time, real.effective_batch_size, baseline)}; it ends at"
     else:
         saved = "it ends at"
     ours = _standing(study, winner, None)
     against = _how_the_baseline_ended(study) if baseline is None else ""
     if baseline and baseline is not winner:
         against = f" against {loss_text(_standing(study, baseline, None).val_loss)} with your own setting"
-    own = winner.config
+    own, ends = winner.config, (real.val_loss, real.val_loss_low, real.val_loss_high)
+    middle, low, high = (loss_text(loss) for loss in ends if loss is not None)
     return (
-        f"{length}{saved} about {loss_text(real.val_loss)} ({loss_text(real.val_loss_low)} to {loss_text(real.val_loss_high)}){_sure(config, known)}. It is carried on "
+        f"{length}{saved} about {middle} ({low} to {high}){_sure(config, known)}. It is carried on "
         f"from runs of this study's length and shorter ones, of which effective batch {own.effective_batch_size} at learning rate "
         f"{own.learning_rate:.3g} was chosen at this study's: val loss {loss_text(ours.val_loss)}{against}"
     )
@@ -216,7 +217,7 @@ def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known)
         )
     batch = winner.config.effective_batch_size
     saved = (
-        f"; it comes to {_share_text(config, known.time)}{_parts_text(known.time, batch, baseline)}"
+        f"; it reaches {_share_text(config, known.time)}{_parts_text(known.time, batch, baseline)}"
         if known.time
         else ""
     )
@@ -272,12 +273,12 @@ def _against_constant(config: StudyConfig, study: Study, ramp: Trial) -> str:
     cost = {"time": " after the same training time", "samples": " after the same samples", "target": ""}[
         config.objective
     ]
-    return f"it {_ending(ours, target)}, {same}{cost}, which is more than seeds make"
+    return f"it {_ending(ours, target)}, {same}{cost}, which is more than seeds vary"
 
 
 def _against_plain(study: Study, winner: Trial, plain: Trial) -> str:
     ours, theirs = (_standing(study, trial, None).val_loss for trial in (winner, plain))
-    return f"it ends at val loss {loss_text(ours)}, the same run without {kept_setting(study, winner)} at {loss_text(theirs)}, which is more than seeds make"
+    return f"it ends at val loss {loss_text(ours)}, the same run without {kept_setting(study, winner)} at {loss_text(theirs)}, which is more than seeds vary"
 
 
 def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:

@@ -23,7 +23,7 @@ from batchscout.orchestrator.stages.figures import (
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
-from batchscout.orchestrator.units import counted, loss_text, number_text
+from batchscout.orchestrator.units import counted, exact_text, number_text
 
 TRAINING_COLUMNS = (
     "samples_seen", "val_loss", "train_loss", "generalisation_gap", "perplexity", "update_ratio", "train_seconds",
@@ -47,7 +47,9 @@ def loss_curves(trials: Sequence[Trial], winner: str | None, deviation: float | 
     deviation: that of a run's last loss from seed to seed; None where it is not known.
     """
     shown = _worth_showing(trials, winner)
-    left_out = f" Of {len(trials):,} runs the {len(shown)} that ended lowest." if len(shown) < len(trials) else ""
+    left_out = (
+        f" The {len(shown)} of {len(trials):,} runs that ended lowest are shown." if len(shown) < len(trials) else ""
+    )
     curves = {trial.id: [y for _, y in _losses(trial, "samples_seen")] for trial in shown}
     losses = sorted(itertools.chain(*curves.values()))
     sane = [curves[trial.id] for trial in shown if trial.cause is not Cause.DIVERGED]
@@ -111,7 +113,7 @@ def best_so_far(study: Study, runs: Sequence[Trial], winner: str | None) -> list
         if trial.id in whole and trial.state is TrialState.COMPLETE and loss is not None:
             lowest = min(lowest, loss)
             kind = "chosen" if trial.id == winner else "baseline" if trial.protected else "point"
-            marks.append(Mark(spent, lowest, "", kind, told=f"{names[trial.id]} ended at {loss_text(loss)}"))
+            marks.append(Mark(spent, lowest, "", kind, told=f"{names[trial.id]} ended at {exact_text(loss)}"))
     if len(marks) < 2:
         return []
     return [
@@ -120,7 +122,7 @@ def best_so_far(study: Study, runs: Sequence[Trial], winner: str | None) -> list
             time_axis("lane time of the study", spent),
             Axis("lowest validation loss so far"),
             (Series("", tuple(marks), OTHERS_COLOUR),),
-            "What the study had found for what it had cost: a point for each whole run, at its end. Ringed: the chosen one.",
+            "The best result so far against what it cost: a point for each whole run, at its end. Ringed: the chosen one.",
             height=230,
         )
     ]

@@ -34,8 +34,8 @@ def why_none(trials: Sequence[Trial]) -> str | None:
         return "undetermined: nothing was run"
     if all_diverged(trials):
         return (
-            f"nothing trains: {_tried(trials)}, and all that ended by themselves diverged. If a run at the lowest rate was among them, it is "
-            "hardly the rate: look at the loss (a sum where a mean is meant, a logarithm of 0), at the scale of the data and at the "
+            f"nothing trains: {_tried(trials)}, and all that ended by themselves diverged. If a run at the lowest rate was among them, the "
+            "rate is hardly the cause: look at the loss (a sum where a mean is meant, a logarithm of 0), at the scale of the data and at the "
             "precision; else lower optimizer.lr further"
         )
     return f"undetermined: {_tried(trials)}, and none finished with every seed; see the trials' reasons"
@@ -55,7 +55,7 @@ def _why_nothing_is_learned(complete: Sequence[Trial]) -> str | None:
     if len(losses) < 2 or max(losses) - min(losses) > SAME_LOSS * max(map(abs, losses)):
         return None
     return (
-        f"nothing is learned: in {_tried(complete)} the validation loss is {losses[0]:.4g} from the first evaluation to the last. Look whether "
+        f"nothing is learned: in {_tried(complete)} the validation loss is {losses[0]:.4g} from the first evaluation to the last. Check whether "
         "the loss depends on the model's parameters, whether those are the ones that train (requires_grad), and whether the validation "
         "data have targets"
     )

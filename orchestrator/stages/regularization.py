@@ -1,7 +1,7 @@
 """Does the chosen batch want more regularization? The chosen run again, with one setting changed at a time.
 
 A larger batch may end at a wider generalisation gap (see generalisation.py). Where the chosen one does, dropout, label smoothing
-and weight decay are tried at its own batch and learning rate; a setting is kept where the loss falls by more than seeds make.
+and weight decay are tried at its own batch and learning rate; a setting is kept where the loss falls by more than seeds vary.
 Elsewhere nothing is trained.
 """
 
@@ -214,7 +214,7 @@ def _nothing_to_mend(measured: Generalisation | None, gap: Gap | None) -> str:
         return f"nothing was tried: {_gap_text(gap)}, and no smaller batch was trained to its end"
     return (
         f"nothing was tried: {_gap_text(gap)}, and {loss_text(smallest.gap)} at the smallest batch ({smallest.effective_batch_size}), "
-        f"so it is not wider by more than seeds make ({loss_text(measured.deviation)})"
+        f"so it is not wider by more than seeds vary ({loss_text(measured.deviation)})"
     )
 
 
@@ -229,9 +229,10 @@ def _sentence(measured: Generalisation, gap: Gap, plain: Standing, findings: Reg
     without = f"val loss {loss_text(plain.val_loss)} without"
     if not findings.runs:
         return f"{wider}; no setting was trained to its end"
+    assert findings.spread is not None, "a setting was trained to its end"
     if findings.kept is None:
-        return f"{wider}; none of the settings lowers the loss by more than seeds make ({loss_text(findings.spread)}): {without}; {tried}"
-    return f"{wider}; {findings.kept} is kept, as it lowers the loss by more than seeds make ({loss_text(findings.spread)}): {without}; {tried}"
+        return f"{wider}; none of the settings lowers the loss by more than seeds vary ({loss_text(findings.spread)}): {without}; {tried}"
+    return f"{wider}; {findings.kept} is kept, as it lowers the loss by more than seeds vary ({loss_text(findings.spread)}): {without}; {tried}"
 
 
 def _gap_of(run: SettingRun) -> str:

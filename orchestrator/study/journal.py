@@ -192,7 +192,7 @@ def _apply(line: Line, study: Study, path: Path) -> None:
     event = line.event
     if isinstance(event, TrialEvent | Retried) and event.id not in study.trials:
         raise ValueError(
-            f"line {line.number} of {quoted(path)} tells of the trial '{event.id}', which no line before it proposes; "
+            f"line {line.number} of {quoted(path)} is about the trial '{event.id}', which no line before it proposes; "
             "restore the file from a copy"
         )
     study.apply(event)

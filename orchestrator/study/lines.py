@@ -89,7 +89,7 @@ def _left_out(number: int, text: bytes, path: Path) -> str:
     said = printable(text.strip()[:NUM_QUOTED_BYTES].decode(errors="replace"))
     return (
         f"{_where(number, path)}, its last one, is not what was written, and is left out: the study goes on as if "
-        f"what it told had not happened yet, and does it again. The line began: {said}"
+        f"that had not happened yet, and does it again. The line began: {said}"
     )
 
 

@@ -183,7 +183,7 @@ def _records(file: Path) -> list[_Record]:
         give_notice(
             NoticeKind.DAMAGED_MEASUREMENT,
             f"{len(damaged)} of the {len(lines)} lines of {quoted(file)} are not what was written (the first is line "
-            f"{damaged[0]}), and are left out: what they told is measured again. Remove them to hear no more of them",
+            f"{damaged[0]}), and are left out: what they told is measured again. Remove those lines to end this message",
         )
     return [record for record in found.values() if record is not None]
 

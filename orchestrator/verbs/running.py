@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
     began, told = time.monotonic(), list[str]()
 
-    left = ", what is left is not known yet"
+    left = ", the time left is not known yet"
     with _clock(f"reading {arguments.study}", began, left):
         config = config_of(arguments, told.append)
     with (

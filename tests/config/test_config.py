@@ -302,7 +302,7 @@ def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -
     )
     with pytest.raises(
         ValueError,
-        match=r"still says FILL_IN at model.kwargs.width, data.target, stages.0.micro_batch_size.0; put there",
+        match=r"still says FILL_IN at model.kwargs.width, data.target, stages.0.micro_batch_size.0; fill them in",
     ):
         load_study(file, [])
     load_study(file, ["model.kwargs.width=3", "data.target=text", "stages.0.micro_batch_size=[4]"])
@@ -311,7 +311,7 @@ def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -
 @pytest.mark.parametrize(("text", "said"), [
     ("optimiser: {lr: 1}", r"optimiser: no such key; did you mean optimizer\? batchscout schema study names all \d\d keys$"),
     ("colour: red", r"colour: no such key; the keys here are: name, model, .*stages$"),
-    ("name: a/b", r"name: 'a/b' can be no directory below runs/: it has a slash in it; choose a name such as gpt-small$"),
+    ("name: a/b", r"name: 'a/b' cannot be a directory below runs/: it has a slash in it; choose a name such as gpt-small$"),
     ("name: -v", r"it begins with a dot or a dash"),
     ("name: ' '", r"it begins or ends with a space"),
     ("name: " + 101 * "ß", r"it is longer than 200 bytes"),
@@ -347,10 +347,10 @@ def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -
      r"sample_budget \(63\) is smaller than the smallest batch .* = 64\); raise sample_budget or lower smallest$"),
     ("stages: [{type: frontier, smallest: 8, largest: 4}]", r"smallest \(8\) is larger than largest \(4\), .*; lower smallest or raise largest$"),
     ("stages: [{type: throughput}, {type: frontier}]",
-     r"'throughput' before 'frontier', which chooses the micro-batch and the mode .*; let 'frontier' come first$"),
-    ("stages: [{type: train}, {type: frontier}]", r"'train' before 'frontier', .*; let 'frontier' come first$"),
+     r"'throughput' before 'frontier', which chooses the micro-batch and the mode .*; put 'frontier' first$"),
+    ("stages: [{type: train}, {type: frontier}]", r"'train' before 'frontier', .*; put 'frontier' first$"),
     ("stages: [{type: frontier}, {type: learning_rate}, {type: train}]",
-     r"'learning_rate' before 'train', which chooses the batch .*; let 'train' come first$"),
+     r"'learning_rate' before 'train', which chooses the batch .*; put 'train' first$"),
     ("stages: [{type: equivalence, micro_batch_sizes: [4, 3], effective_batch_size: 8}]", r"\(8\).*\(3 x 1 = 3\)"),
     ("stages: [{type: train}, {type: train}]", r"'train' twice; .*split it in two studies$"),
     ("stages: [{type: train, unscaled_contrast: true}]",
@@ -358,7 +358,7 @@ def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -
     ("stages: [{type: train, max_runs: 0}]", r"stages.train.max_runs: it is 0, and takes more than 0; change it$"),
     ("stages: [{type: branch}]", r"'branch' without 'train', which chooses the run to branch from; add \{type: train\}$"),
     ("stages: [{type: train}, {type: branch}, {type: learning_rate}]",
-     r"'branch' before 'learning_rate', and it branches from the run that this chooses; let 'branch' come last$"),
+     r"'branch' before 'learning_rate', which chooses the run to branch from; put 'branch' last$"),
     ("schedule: {type: cosine}\nstages: [{type: train}, {type: branch}]",
      r"needs a phase of constant learning rate, and schedule.type is cosine; set schedule: \{type: warmup_stable_decay\}, or"),
     ("schedule: {decay: 40%}\nstages: [{type: train}, {type: branch, at: [0.3, 0.7]}]",
@@ -412,13 +412,13 @@ def test_a_missing_file_and_one_that_is_no_study(tmp_path: Path) -> None:
     for text, said in (
         (
             "a: [1, 2",
-            "is not valid YAML: while parsing a flow sequence of line 1 [^<]*, in line [12], column [0-9]+; mend that line",
+            "is not valid YAML: while parsing a flow sequence of line 1 [^<]*, in line [12], column [0-9]+; fix that line",
         ),
         (
             "seeds: [1]\nname: n\nseeds: [2]",
-            "is not valid YAML: the key 'seeds' stands in line 1 already.*line 3.*; mend that",
+            "is not valid YAML: the key 'seeds' is in line 1 already.*line 3.*; fix that",
         ),
-        ("model: {target: a, kwargs: {b: 1,\n b: 2}}", "the key 'b' stands in line 1 already.*line 2"),
+        ("model: {target: a, kwargs: {b: 1,\n b: 2}}", "the key 'b' is in line 1 already.*line 2"),
         ("name: &x [*x]", "s.yaml is nested without end, or too deeply; write out what it refers to"),
         (
             BILLION_SEEDS,

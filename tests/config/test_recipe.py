@@ -85,7 +85,7 @@ def test_pasted_into_the_study_file_it_changes_nothing_and_nothing_is_left_open(
     config = study(**changes)
     said = left_open_text(config, given_of(config))
     assert said is not None
-    keys = yaml.safe_load("{" + said.partition("own: ")[2].partition("; the first")[0] + "}")
+    keys = yaml.safe_load("{" + said.partition("defaults: ")[2].partition("; the first")[0] + "}")
     merged = {
         key: {**changes[key], **value} if isinstance(changes.get(key), dict) else value for key, value in keys.items()
     }

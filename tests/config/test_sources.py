@@ -109,7 +109,7 @@ def test_what_contradicts_itself_is_refused(
     ("make", "said"),
     [
         ("tests.config.test_sources:nowhere", "from.lightning tests.config.test_sources:nowhere: .* 'tests.config.test_sources' has no 'nowhere'"),
-        ("tests.config.test_sources:raises", r"raised OSError: no such disk \(in .*test_sources.py, line \d+\); mend it, or debug it by"),
+        ("tests.config.test_sources:raises", r"raised OSError: no such disk \(in .*test_sources.py, line \d+\); fix it, or debug it by"),
         ("tests.config.test_sources:exits", "its process ended with exit code 3: "),
         ("tests.config.test_sources:takes", r"from.kwargs do not fit: missing a required argument: 'width'; it takes: width"),
     ],

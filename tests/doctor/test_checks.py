@@ -144,7 +144,7 @@ def test_memory() -> None:
 def test_a_library_that_cannot_be_imported_is_quoted() -> None:
     check = torch(Imported(error="ImportError: libcudart.so.12: cannot open shared object file"), Environment({}))
     assert check.finding == "cannot be imported: ImportError: libcudart.so.12: cannot open shared object file"
-    assert check.remedy.startswith("install it anew: pip install 'torch")
+    assert check.remedy.startswith("reinstall it: pip install 'torch")
 
 
 def test_what_a_launcher_has_left_is_no_fault_and_told_of() -> None:
@@ -218,7 +218,7 @@ def test_machine_code_runs_within_a_major_version_and_what_is_compiled_when_load
 
 def test_a_gpu_that_something_else_uses_is_named() -> None:
     (check,) = gpus_taken((H100, replace(H100, free_bytes=60 * GIB)))
-    assert (check.name, *said(check)) == ("gpu 1", "warning", "20 GiB of its 80 GiB are taken")
+    assert (check.name, *said(check)) == ("gpu 1", "warning", "20 GiB of its 80 GiB are in use")
 
 
 NO_COMPILER = Compiler("g++", None)
@@ -259,7 +259,7 @@ def test_disk(found: Disk, verdict: Verdict, finding: str) -> None:
 def test_limits_of_the_operating_system() -> None:
     small, few = limits(Limits(64 * 2**20, 1024))
     assert small.finding.startswith("/dev/shm has 64 MiB: ")
-    assert said(few) == ("warning", "at most 1,024, and Ray wants 4,096")
+    assert said(few) == ("warning", "at most 1,024, and Ray needs 4,096")
 
 
 def test_being_offline_is_no_fault_unless_the_study_names_what_is_on_the_hub() -> None:
@@ -277,7 +277,7 @@ def test_cluster_libraries_and_wandb() -> None:
     missing = libraries({"transformers": "5.0"}, Needs(libraries=("transformers", "peft")))
     assert (missing.finding, missing.remedy) == ("the study file needs peft", "pip install peft")
     online = wandb(Tracker("online", has_key=False))
-    assert said(online) == ("fault", "tracking.wandb is online, and no key is there")
+    assert said(online) == ("fault", "tracking.wandb is online, and no key is set")
     assert wandb(Tracker("online", has_key=True)).verdict == "ok"
 
 
@@ -292,7 +292,7 @@ def test_everything_is_said_within_the_width_of_the_terminal(
     words = " ".join(out.split())
     assert all(len(line) <= columns or " " not in line.strip() for line in out.splitlines())
     assert all(check.finding in words and check.remedy in words for check in checks)
-    assert in_all(checks) == "2 faults to mend before a study runs here as it was asked to."
+    assert in_all(checks) == "2 faults to fix before a study runs here as asked."
     assert words.endswith(in_all(checks))
 
 

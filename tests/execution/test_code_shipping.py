@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_named() -> None:
         secrets = folder / "secrets"
         secrets.chmod(0o000)
         folder.chmod(0o755)
-        first = rf"but {folder}/(secrets|key.pem) and 1 more cannot be read; give yourself the right .*/.rayignore if it is a"
+        first = rf"but {folder}/(secrets|key.pem) and 1 more cannot be read; make it readable, list it in .*/.rayignore if it is a"
         assert re.search(first, said_to_nobody(folder))
         write(folder / ".rayignore", "secrets\n*.pem\n").chmod(0o644)
         refused = said_to_nobody(folder)  # Ray itself would enter it

@@ -116,7 +116,7 @@ def test_what_failed_runs_again_when_the_user_asks_and_the_study_ends_well(
     first = run(tmp_path, model=model, stages=grid(micro_batch_size=[RAISES, WELL]))
     assert first.ending.exit_code == 1
     assert (tmp_path / "marks" / "raises").read_text() == "x", "a relative path is the same to ranks as to the checks"
-    assert first.ending.message.endswith("(where there is nothing to mend: --retry-failed)")
+    assert first.ending.message.endswith("(where there is nothing to fix: --retry-failed)")
     (trial,) = [trial for trial in first.study.trials.values() if trial.state is TrialState.FAILED]
     config = tiny_study(**first.changes)
     assert run_study(config, first.run_dir, quiet=True) == first.ending, "nothing has changed"

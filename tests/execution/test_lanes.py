@@ -171,7 +171,7 @@ class TestAnotherKindOfDevice:
             await dispatcher.assign(assignment())
             assert await dispatcher.take("other", "its group", 1) is None, "its ranks go home"
             assert await dispatcher.follow("other", "its group", 1) is None
-            assert not await dispatcher.run_lost("other", "its ranks went home", "machine")
+            assert not await dispatcher.run_lost("other", "its ranks have ended", "machine")
             assert await dispatcher.take("lane", "group", 1) == assignment()
             assert await dispatcher.given_up() == [
                 "its rank 1 runs on NVIDIA H100 (40 GiB) of b, and the study measures on NVIDIA H100 (80 GiB): what one kind of GPU "

@@ -255,9 +255,7 @@ def test_a_folder_with_nothing_gives_an_example_to_fill_in(tmp_path: Path, capsy
 def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("mine")
-    said = (
-        f"batchscout: {path} is there already, and init overwrites nothing; name another file with --to, or remove it\n"
-    )
+    said = f"batchscout: {path} is there already, and init does not overwrite it; name another file with --to, or remove it\n"
     assert init(capsys, str(tmp_path)) == (2, "", said)
     assert path.read_text() == "mine"
     assert init(capsys, str(tmp_path), "--to", str(tmp_path / "other.yaml"))[0] == 0
@@ -275,7 +273,7 @@ def test_nothing_is_run_and_nothing_else_is_written(tmp_path: Path) -> None:
         "sets.py",
         "study.yaml",
     ]
-    assert done.told[0].startswith("broken.py is no Python that could be read (line 1: ")
+    assert done.told[0].startswith("broken.py could not be parsed as Python (line 1: ")
     assert done.told[1].startswith("model.py, line 5 runs whenever the file is imported")
 
 

@@ -115,8 +115,8 @@ def test_studies_of_other_names_are_other_jobs() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"head_memory": "16 GB"}, "--head-memory is '16 GB', which Kubernetes does not read; write 16Gi for"),
-        ({"memory_per_node": "16 GB"}, "--memory-per-node is '16 GB', which Kubernetes does not read; write 16Gi for"),
+        ({"head_memory": "16 GB"}, "--head-memory is '16 GB', which Kubernetes cannot read; write 16Gi for"),
+        ({"memory_per_node": "16 GB"}, "--memory-per-node is '16 GB', which Kubernetes cannot read; write 16Gi for"),
         ({"claim": "My Disk"}, "--claim is 'My Disk', which is no name of a PersistentVolumeClaim; kubectl get pvc"),
     ],
 )

@@ -61,7 +61,7 @@ def test_no_word_of_the_users_is_read_by_the_shell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"time": "8h"}, r"--time is '8h', which SLURM does not read; write minutes \(90\), hours \(8:00:00\) or days"),
+        ({"time": "8h"}, r"--time is '8h', which SLURM cannot read; write minutes \(90\), hours \(8:00:00\) or days"),
         (
             {"time": "4"},
             "--time is '4', which is 240 s, and a job is told to save 210 s before its end: give it at least 5 minutes",

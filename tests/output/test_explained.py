@@ -141,7 +141,7 @@ def test_every_try_interruption_and_dead_driver_is_told_and_counted(tmp_path: Pa
     )
     assert texts(told)[1:] == [
         "given a lane",
-        "its driver had ended under it: another one took the study up, and it waits again",
+        "its driver had ended: another one resumed the study, and it waits again",
         "given a lane again, and goes on",
         "lost its lane through no fault of its own, and waits again: its node was drained",
         "given a lane again, and goes on",
@@ -149,7 +149,7 @@ def test_every_try_interruption_and_dead_driver_is_told_and_counted(tmp_path: Pa
         "is tried again, from its beginning: its code has changed",
         "given a lane",
         "notice: a checkpoint was damaged",
-        "evaluated after 256 samples: val loss 3.2500",
+        "evaluated after 256 samples: val loss 3.25",
         "complete",
     ]
     assert [step.seconds for step in told.history][1:3] == [10, 15]

@@ -316,7 +316,7 @@ def test_a_trainer_that_cannot_say_the_optimizer_says_so(to: str, optimizer: dic
     name = optimizer.get("target") or optimizer["type"]
     text = export(with_optimizer(**optimizer), to)
     assert f"optimizer {name}" in text
-    assert "cannot be said in" in text
+    assert "cannot be expressed in" in text
     if to == "hf" and optimizer["type"] != "adamw":
         assert "optim" not in hf_arguments(text)
 
@@ -351,10 +351,10 @@ def test_an_export_says_where_float32_was_tf32(to: str) -> None:
 @pytest.mark.parametrize("to", ["hf", "nanogpt", "torchtitan", "lightning"])
 def test_an_export_names_the_memory_knobs_that_it_cannot_say(to: str) -> None:
     text = export(replace(recommendation(), memory_knobs=("activation_offload", "optimizer_8bit")), to)
-    assert "fits with activations offloaded to the host (activation_offload), which is not said below" in text
+    assert "fits with activations offloaded to the host (activation_offload), which is not set below" in text
     assert "memory knob" not in export(recommendation(), to)
     only = export(replace(recommendation(), memory_knobs=("optimizer_8bit",)), to)
-    assert "not said below" not in only  # the optimizer says it
+    assert "not set below" not in only  # the optimizer says it
 
 
 def test_torchtitan_says_a_memory_budget_and_what_it_cannot() -> None:
@@ -363,8 +363,8 @@ def test_torchtitan_says_a_memory_budget_and_what_it_cannot() -> None:
     tree = tomllib.loads(text)
     assert tree["activation_checkpoint"] == {"mode": "memory_budget", "memory_budget": 0.5}
     assert tree["training"]["max_norm"] == math.inf
-    assert "float16 cannot be said" in text
-    assert "sgd cannot be said" in text
+    assert "float16 cannot be expressed" in text
+    assert "sgd cannot be expressed" in text
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -399,7 +399,7 @@ def test_nanogpt_accumulation_counts_all_ranks() -> None:
         "grad_clip": 1.0,
     }
     assert {key: names[key] for key in expected} == expected
-    assert "warmup_stable_decay cannot be said in nanoGPT" in text
+    assert "warmup_stable_decay cannot be expressed in nanoGPT" in text
 
 
 def test_a_gradient_that_is_never_clipped_is_so_everywhere() -> None:
@@ -446,7 +446,7 @@ def test_lightning_lets_the_batch_grow_with_the_learning_rates_of_the_study(deca
 
 def test_lightning_cannot_let_it_grow_within_a_step() -> None:
     text = export(growing((1280, 3, 7e-4)), "lightning")
-    assert "the batch is to grow, which cannot be said in Lightning: here it stays at 64" in text
+    assert "the batch is to grow, which cannot be expressed in Lightning: here it stays at 64" in text
     assert "GrowingBatch" not in text
 
 
@@ -470,7 +470,7 @@ def test_deepspeed_is_told_the_calls_that_let_the_batch_grow() -> None:
 @pytest.mark.parametrize("to", ["hf", "trl", "axolotl", "torchtitan", "nanogpt"])
 def test_what_cannot_let_the_batch_grow_says_so_and_where_it_would(to: str) -> None:
     text, stays = export(DOUBLING, to), export(replace(DOUBLING, ramp=None), to)
-    assert "# the batch is to grow, which cannot be said in " in text
+    assert "# the batch is to grow, which cannot be expressed in " in text
     assert "# from 1280 samples, after step 20: accumulation 4, effective batch 128, learning rate 0.00085\n" in text
     assert "# from 3072 samples, after step 34: accumulation 8, effective batch 256, learning rate 0.0012\n" in text
     without = [line for line in text.splitlines() if not line.startswith(("# the batch is", "# from "))]
@@ -713,7 +713,7 @@ def test_axolotl_has_its_own_words_for_adapters() -> None:
     assert said == {
         "adapter": "lora", "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_linear": True,
     }  # fmt: skip
-    assert "# bias of peft.LoraConfig cannot be said in axolotl" in text
+    assert "# bias of peft.LoraConfig cannot be expressed in axolotl" in text
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_the_cost_is_one_total_with_the_length_of_run_for_which_it_pays() -> Non
     assert cost_of(config, facts, samples_per_second(config, (0.0, 0.01))) == Cost(75.0, 12, {})
     told = " ".join(estimate(config, facts, 12))
     assert "cost: at most 15 min 16 s of a lane, 7 min 38 s on 2 lanes: 12 full runs of 1 min 15 s" in told
-    assert "it pays from a run of 30 min 31 s on if it saves half of its time" in told
+    assert "it pays off from a run of 30 min 31 s on if it saves half of its time" in told
     assert "Warning: that is 12 times the run of 7,500 samples (sample_budget, 1 min 15 s)" in told
 
 
@@ -130,7 +130,8 @@ def test_what_the_study_file_leaves_open_is_told(capsys: pytest.CaptureFixture[s
     print_plan(study_of(optimizer={"lr": 1e-3}), Facts())
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(
-        r"not in the study file, and so batchscout's own: optimizer: {type: adamw, reference_batch_size: 32, .*}", said
+        r"not in the study file, so these are batchscout's defaults: optimizer: {type: adamw, reference_batch_size: 32, .*}",
+        said,
     )
 
 

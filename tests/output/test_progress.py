@@ -132,7 +132,7 @@ def test_a_trial_that_has_said_nothing_yet_is_shown_with_what_it_does_and_for_ho
 def test_the_time_left_is_that_of_the_stage_and_of_the_whole_study(config: StudyConfig, study: Study) -> None:
     progress = Progress(config, study)
     progress.stage_began(config.stages[0])
-    assert "0 s so far, what is left is not known yet" in panel(progress)
+    assert "0 s so far, the time left is not known yet" in panel(progress)
     end_trial(study, "train-m1", 60.0, {"val_loss": 3.0})
     left = seconds_left(study.of_stage("train"), {})
     most = most_seconds_left(study, num_full_runs(config, study))
@@ -144,14 +144,14 @@ def test_the_time_left_is_that_of_the_stage_and_of_the_whole_study(config: Study
 
 def test_until_a_full_run_has_ended_the_time_left_is_what_plan_estimates(config: StudyConfig, study: Study) -> None:
     progress = Progress(config, study)
-    assert "what is left is not known yet" in panel(progress), "before a pass was timed"
+    assert "the time left is not known yet" in panel(progress), "before a pass was timed"
     tell(study, FactsRead(facts=Facts(pass_seconds=(0.0, 0.01))))
     cost = cost_of(config, study.facts, samples_per_second(config, (0.0, 0.01)))
-    assert f"about {seconds_text(cost.total)} left in all by estimate" in panel(progress)
+    assert f"about {seconds_text(cost.total)} left in all, by estimate" in panel(progress)
     progress.stage_began(config.stages[0])
     end_trial(study, "train-m1", 60.0, {"val_loss": 3.0}, TrialState.PRUNED, Cause.RUNG, "")
     left = cost.total - cost.run - SECONDS_OF_A_TRIAL
-    assert f"about {seconds_text(left)} left in all by estimate" in panel(progress)
+    assert f"about {seconds_text(left)} left in all, by estimate" in panel(progress)
     end_trial(study, "train-m2", 60.0, {"val_loss": 3.0})
     assert "estimate" not in panel(progress)
 

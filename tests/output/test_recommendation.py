@@ -86,7 +86,7 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
     assert found.verdict.startswith(
         f"Train with micro-batch 32, 2 accumulation steps (effective batch 64), activation checkpointing none and learning "
         f"rate {found.learning_rate:.3g}: val loss {winner.measured('val_loss'):.3f} against {baseline.measured('val_loss'):.3f} with your own "
-        f"setting (effective batch 8, learning rate 0.001) after the same training time (12 s); it comes to the same loss in "
+        f"setting (effective batch 8, learning rate 0.001) after the same training time (12 s); it reaches the same loss in "
         f"{time.share:.0%} of the training time ({time.low:.0%} to {time.high:.0%} with probability 0.9) = {time.by_rate:.0%} by the learning rate "
         f"x {time.by_batch:.0%} by the batch x {time.by_speed:.0%} by its speed; choosing it wastes "
     )
@@ -94,7 +94,7 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
     assert time.by_speed == pytest.approx(seconds[0] / seconds[1])
     pays = training_time_text(study.lane_seconds / (1 - time.share))
     assert found.verdict.endswith(
-        f"Measured with {found.scope}. The study held its lanes for {training_time_text(study.lane_seconds)} in all, and pays from a run "
+        f"Measured with {found.scope}. The study held its lanes for {training_time_text(study.lane_seconds)} in all, and pays off from a run "
         f"of {pays} on. For a longer run, give real_run.samples."
     )
 
@@ -120,7 +120,7 @@ def test_the_utilisation_names_its_peak(tmp_path: Path, source: Any, words: str)
     study.facts = Facts(device_peaks={"float32": DevicePeak(flops_per_second=1.58e11, source=source)})
     found = recommend(config, study)
     assert found is not None
-    assert f"MFU is told against the 1.58e+11 FLOP/s in float32 {words}" in found.evidence.notes
+    assert f"MFU is relative to the 1.58e+11 FLOP/s in float32 {words}" in found.evidence.notes
 
 
 def test_everything_that_was_ruled_out_is_there_with_its_reason(tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ def test_failed_trials_are_no_success_and_are_named_with_their_reason(tmp_path: 
     ending = finish(config, tmp_path, study)
     assert ending.exit_code == 1
     assert ending.message.splitlines()[-1] == (
-        "train-m2: failed: my own mistake. Mend it, and run the same command with --keep-finished: what failed runs again, and what has ended "
-        "stands, made with code and data as they were (where there is nothing to mend: --retry-failed)"
+        "train-m2: failed: my own mistake. Fix it, and run the same command with --keep-finished: what failed runs again, and what has ended "
+        "stands, made with code and data as they were (where there is nothing to fix: --retry-failed)"
     )
 
 
@@ -108,5 +108,5 @@ def test_of_several_failures_the_first_is_named_with_its_log(tmp_path: Path) -> 
     log.parent.mkdir(parents=True)
     log.write_text("Traceback")
     last = finish(config, tmp_path, study).message.splitlines()[-1]
-    expected = f"2 trials failed, the first of them train-m2: failed: my own mistake. Its log: {log}. Mend it"
+    expected = f"2 trials failed, the first of them train-m2: failed: my own mistake. Its log: {log}. Fix it"
     assert last.startswith(expected)

@@ -105,11 +105,11 @@ def reason(found: Recommendation) -> str:
     return why
 
 
-PAYS = "The study held its lanes for 2 min 0 s in all, and pays from a run of 3 min 8 s on."
+PAYS = "The study held its lanes for 2 min 0 s in all, and pays off from a run of 3 min 8 s on."
 OWN = "with your own setting (effective batch 8, learning rate 0.0006)"
 SAME_TIME = "after the same training time (1 min 0 s)"
 SAVED = (
-    "it comes to the same loss in 36% of the training time (25% to 52% with probability 0.9) = 60% by the learning rate x 120% by the "
+    "it reaches the same loss in 36% of the training time (25% to 52% with probability 0.9) = 60% by the learning rate x 120% by the "
     "batch x 50% by its speed"
 )
 
@@ -133,13 +133,13 @@ def test_what_was_planned_for_the_same_time_is_told_with_the_seconds_that_it_too
     slower = replace(LARGE, curve=((30, 3.6), (75, 3.2)))
     batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
     found = recommended(*batches, runs=(SMALL, slower))
-    assert f"3.500 {OWN}, after 1 min 15 s and 1 min 0 s of training; it comes" in found.verdict
+    assert f"3.500 {OWN}, after 1 min 15 s and 1 min 0 s of training; it reaches" in found.verdict
 
 
 def test_equal_samples_are_said_where_all_trained_on_as_many() -> None:
     batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
     found = recommended(*batches, seconds=None, objective="samples")
-    assert f"{OWN} after the same samples; it comes to the same loss in 36% of the samples (25%" in found.verdict
+    assert f"{OWN} after the same samples; it reaches the same loss in 36% of the samples (25%" in found.verdict
     assert "choosing it wastes 1.2% of the samples on average" in found.verdict
 
 
@@ -167,11 +167,11 @@ def test_the_users_batch_with_a_better_rate_says_what_the_rate_saves() -> None:
     batches = batch_findings(8, 3.5, 0.95), batch_findings(32, 3.6, 0.05)
     found = recommended(*batches, winner=8, tuned=Run(8, ((30, 3.9), (60, 3.3))))
     assert (
-        f"val loss 3.300 against 3.500 {OWN} {SAME_TIME}; it comes to the same loss in 60% of the training time"
+        f"val loss 3.300 against 3.500 {OWN} {SAME_TIME}; it reaches the same loss in 60% of the training time"
         in found.verdict
     )
     assert "(45% to 80% with probability 0.9), by the learning rate alone; choosing it" in found.verdict
-    assert "The learning rate is the last one tried on its side: a further one may be better." in reason(found)
+    assert "The learning rate is at the edge of those that were tried: one beyond it may be better." in reason(found)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_single_batch_is_the_only_one_and_has_no_probability() -> None:
 def test_a_single_batch_with_rates_of_its_own_says_what_the_rate_saves() -> None:
     found = recommended(batch_findings(8, 3.5, 1.0), winner=8, runs=(SMALL,), tuned=Run(8, ((30, 3.9), (60, 3.3))))
     assert (
-        "it comes to the same loss in 60% of the training time (45% to 80% with probability 0.9), by the learning rate alone"
+        "it reaches the same loss in 60% of the training time (45% to 80% with probability 0.9), by the learning rate alone"
         in found.verdict
     )
     assert found.p_best is None
@@ -252,7 +252,7 @@ def test_without_the_users_own_run_it_is_the_best_of_what_was_run() -> None:
     batches = batch_findings(8, 3.5, 0.0), batch_findings(32, 3.2, 1.0)
     found = recommended(*batches, runs=(LARGE,), found={"time": None})
     assert reason(found) == (
-        "it ends at val loss 3.200, chosen of what was run; choosing it wastes 1.2% of the training time on average, against the best of "
+        "it ends at val loss 3.200, the best of what was run; choosing it wastes 1.2% of the training time on average, against the best of "
         f"all. {LARGEST}"
     )
 
@@ -264,7 +264,7 @@ def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projectio
     projected = 60 * 2 ** (0.1 / 0.5)
     assert reason(found).startswith(
         "it reaches val loss 3.4 after 45 s of training, your own setting (effective batch 8, learning rate 0.0006) ends at val loss "
-        f"3.500 and would reach 3.4 after about 1 min {round(projected) - 60} s; it comes to the same loss in 36% of the training time"
+        f"3.500 and would reach 3.4 after about 1 min {round(projected) - 60} s; it reaches the same loss in 36% of the training time"
     )
 
 
@@ -370,7 +370,7 @@ def test_a_machine_that_was_busy_is_a_warning(slowed: tuple[str, ...], busy: boo
         earlier=(replace(FRONTIER, disturbed=slowed), timed),
     )
     stages = ", ".join(["frontier"] * bool(slowed) + ["throughput"] * busy)
-    told = f" Warning: the machine was busy, or its speed uneven, while speeds were timed ({stages}), and they say which batches "
+    told = f" Warning: the machine was busy, or its speed uneven, while speeds were timed ({stages}), and these speeds decide which batches "
     assert (told in found.verdict) == bool(stages)
     assert ("Warning" in found.verdict) == bool(stages)
 
@@ -416,7 +416,7 @@ def test_finetuning_on_few_samples_is_told_with_how_often_each_is_met(num_sample
     assert ("Warning" in found.verdict) is (passes is not None)
     if passes:
         assert (
-            f"it meets each of the 4,096 training samples {passes} times, and finetuning takes 2 to 4 passes"
+            f"it sees each of the 4,096 training samples {passes} times, and finetuning takes 2 to 4 passes"
             in found.verdict
         )
         assert "a sample_budget of at most 16,384" in found.verdict
@@ -466,7 +466,7 @@ def test_a_decided_answer_says_what_it_gains_from_what_and_is_to_be_pasted() -> 
     assert lines == {
         "Train with": "micro-batch 32, no accumulation (effective batch 32), activation checkpointing none and learning rate 0.0006",
         "Verdict": "decided: nothing else that was compared is likely to save 3%; it wastes 1.2% of the training time on average",
-        "Gain": SAVED.removeprefix("it comes to "),
+        "Gain": SAVED.removeprefix("it reaches "),
         "Caveat": LARGEST[0].lower() + LARGEST[1:-1] + " (and 1 more in the report)",
         "Next": "batchscout export runs/mine",
     }

@@ -230,7 +230,7 @@ def test_a_rate_that_the_data_bounds_is_told_as_the_datas_and_not_as_the_devices
     _, of_samples = played(World(waits=waits), Facts(counted="samples"))
     assert f"reach up to {most:,.0f} samples/s" in of_samples.reason
     notes = "".join(found.notes)
-    assert "of each step waits for data: that is the data's doing, and says nothing of the device" in notes
+    assert "of each step waits for data, which is due to the data, not the device" in notes
     assert "their order is that of the data, and another one with more data.workers" in notes
 
 
@@ -344,7 +344,7 @@ def test_a_largest_size_whose_probe_reads_faster_than_the_chosen_point_is_not_sa
     assert findings.largest.tokens_per_second > findings.chosen.tokens_per_second
     assert (
         "; the largest that fits, micro-batch 80 with activation checkpointing full, reached 400 tokens/s when it was probed, "
-        "at another time than the chosen one was timed: that is no order" in found.reason
+        "at another time than the chosen one was timed: the two cannot be compared" in found.reason
     )
 
 

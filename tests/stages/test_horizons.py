@@ -305,7 +305,7 @@ def test_a_real_run_brings_its_stage_and_the_stored_study_is_the_same() -> None:
         ({"stages": [{"type": "train"}, {"type": "horizons"}]}, "the stage horizons needs real_run"),
         (
             {"real_run": {"samples": 2000}, "stages": [{"type": t} for t in ("train", "horizons", "learning_rate")]},
-            "horizons carries on what learning_rate finds, and stands before it in stages; move it behind learning_rate",
+            "horizons extends what learning_rate finds, but comes before it in stages; move it after learning_rate",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_setting_that_lowers_the_loss_is_kept_and_recommended_with_what_it_gai
     assert f"the same run without dropout 0.1 at {plain.measured('val_loss'):.3f}" in recommendation.verdict
     assert "with your own setting" in recommendation.verdict
     assert (
-        "dropout 0.1 is kept, as it lowers the loss by more than seeds make"
+        "dropout 0.1 is kept, as it lowers the loss by more than seeds vary"
         in recommendation.evidence.stages["regularization"]
     )
     assert all("dropout 0.1 in the model: train with it" in export(recommendation, to) for to in ("hf", "deepspeed"))
@@ -134,7 +134,7 @@ def test_where_none_gains_more_than_seeds_make_the_chosen_run_stays(tmp_path: Pa
     assert len(runs(known)) == 4
     assert findings_of(known).winner is None
     assert recommended(config, known).evidence.trial == findings_of(known).source
-    assert "none of the settings lowers the loss by more than seeds make" in known.conclusions["regularization"].reason
+    assert "none of the settings lowers the loss by more than seeds vary" in known.conclusions["regularization"].reason
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_that_seeds_alone_have_a_setting_kept_is_as_rare_with_four_settings_as_w
 @pytest.mark.parametrize(
     ("world", "said"),
     [
-        (of_settings({}, per_doubling=0.0), r"nothing was tried: .* at effective batch \d+, and 0.100 at the smallest batch \(\d+\), so it is not wider by more than seeds make"),
+        (of_settings({}, per_doubling=0.0), r"nothing was tried: .* at effective batch \d+, and 0.100 at the smallest batch \(\d+\), so it is not wider by more than seeds vary"),
         (of_settings({}, per_doubling=-0.1), "nothing was tried: .* so it is not wider"),
         (IDEAL, "nothing was tried: no run of the chosen batch has measured its generalisation gap"),
     ],

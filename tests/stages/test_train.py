@@ -217,7 +217,7 @@ def test_to_a_target_the_runs_own_seconds_count_whatever_was_timed(tmp_path: Pat
 def test_a_speed_that_was_not_as_timed_is_told(tmp_path: Path) -> None:
     _, known = played(tmp_path, IDEAL, slowed_by(1 / 0.7, 64))
     (told,) = [note for note in known.conclusions["train"].notes if OFF in note]
-    assert f"{OFF}: effective batch 64 at 0.70 x; the probabilities count with" in told
+    assert f"{OFF}: effective batch 64 at 0.70 x; the probabilities count the" in told
 
 
 def test_the_verdict_does_not_claim_equal_time_where_speeds_were_off(tmp_path: Path) -> None:

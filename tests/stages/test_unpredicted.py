@@ -11,8 +11,8 @@ ENDED = NotFollowed(Obstacle.ENDED, "exit code 3: nothing said")
 
 def test_a_reason_of_all_modes_names_none_of_them() -> None:
     assert unpredicted_texts({"none": READS, "full": READS}, 2) == [
-        "memory cannot be predicted for this model: a training step of it reads what is in a tensor (item(), or a condition on a "
-        f"tensor, in model.py, line 7), and before it is run tensors have shapes alone; {WHAT_FOLLOWS}"
+        "memory cannot be predicted for this model: a training step of it reads a tensor's values (item(), or a condition on a "
+        f"tensor, in model.py, line 7), and a prediction knows their shapes alone; {WHAT_FOLLOWS}"
     ]
 
 

@@ -320,7 +320,7 @@ def test_an_event_of_a_trial_that_nobody_proposed_is_refused(tmp_path: Path) -> 
         journal.append(TRIAL)
         journal.append(Started(id="train-a"))
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[1])
-    said = r"line 1 of .* tells of the trial 'train-a', which no line before it proposes; restore the file from a copy"
+    said = r"line 1 of .* is about the trial 'train-a', which no line before it proposes; restore the file from a copy"
     with pytest.raises(ValueError, match=said):
         replay(path, "s")
 

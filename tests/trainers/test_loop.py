@@ -185,7 +185,7 @@ def test_a_budget_smaller_than_an_effective_batch_is_refused_with_both_numbers()
 
 
 def test_another_number_of_processes_than_world_size_is_refused(tmp_path: Path) -> None:
-    expected = r"world_size is 2, but 1 process\(es\) run this trial; start 2 ranks or set world_size: 1"
+    expected = r"world_size is 2, but this trial runs in 1 process; start 2 ranks or set world_size: 1"
     with pytest.raises(ValueError, match=expected):
         train(config(world_size=2), lambda report: None, tmp_path)
 

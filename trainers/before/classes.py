@@ -31,7 +31,7 @@ class Classes:
         if outside.numel():
             raise DataFault(
                 f"{what} has the target {outside.flatten()[0].item()}, and the model has {self.number} outputs, for the classes 0 to "
-                f"{self.number - 1}; give the model as many outputs as there are classes, or mend the target (one that is not to count is "
+                f"{self.number - 1}; give the model as many outputs as there are classes, or fix the target (one that is not to count is "
                 f"{self.ignored})"
             )
 

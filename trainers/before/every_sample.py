@@ -45,7 +45,7 @@ def look_through(
         except Exception as error:  # of the user's code
             file, line = users_frame(error)
             raise DataFault(
-                f"{what} raised {raised_text(error)} (in {file}, line {line}); mend it, or leave it out of the set"
+                f"{what} raised {raised_text(error)} (in {file}, line {line}); fix it, or leave it out of the set"
             ) from error
         check(batch, what)
         beside_another = [
@@ -58,7 +58,7 @@ def look_through(
             and not math.isfinite(loss_of(fetch(samples, beside_another)))
         ):
             raise DataFault(
-                f"{what} holds values that are no finite numbers, and its loss is {loss}; mend it, or leave it out of the set"
+                f"{what} holds values that are no finite numbers, and its loss is {loss}; fix it, or leave it out of the set"
             )
         if time.monotonic() > ends:
             break

@@ -234,7 +234,7 @@ def _take(
         raise
     except Exception as error:
         file, line = users_frame(error)
-        said = f"{named(indices)} of the training data raised {raised_text(error)} (in {file}, line {line}); mend it"
+        said = f"{named(indices)} of the training data raised {raised_text(error)} (in {file}, line {line}); fix it"
         return FirstPass("refused", "data", said)
     if config.loss is None and not is_overridden(module, "forward", HUGGING_FACE):
         return FirstPass("refused", "pass", _needs_a_loss(config, batch))

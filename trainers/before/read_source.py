@@ -48,7 +48,7 @@ def _answer(source: Source) -> dict[str, Any]:
     except Exception as error:
         file, line = users_frame(error)
         return {
-            "fault": f"raised {raised_text(error)} (in {file}, line {line}); mend it, or debug it by calling it yourself"
+            "fault": f"raised {raised_text(error)} (in {file}, line {line}); fix it, or debug it by calling it yourself"
         }
     return {"keys": said.keys, "told": said.told, "run_samples": said.run_samples, "taken": said.taken}
 

@@ -180,7 +180,8 @@ def _split(samples: list[Sample], fraction: float) -> tuple[list[Sample], list[S
     num_val = max(1, round(fraction * len(samples)))
     if num_val == len(samples):
         raise ValueError(
-            f"the train data has {len(samples)} conversation(s), and val takes {num_val}; give more, or data.kwargs.val"
+            f"the train data has {len(samples)} conversation{'s' * (len(samples) != 1)}, and val takes {num_val}; give more, or "
+            "data.kwargs.val"
         )
     return samples[:-num_val], samples[-num_val:]
 

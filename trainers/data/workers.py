@@ -63,7 +63,7 @@ def failure_of(error: BaseException, indices: Sequence[int]) -> Failure:
 
 def raised_in_a_worker(failure: Failure) -> WorkerFault:
     return WorkerFault(
-        f"{failure.said}, in a data worker; mend it, or debug it in the run's own process with data.workers: 0\n\n{failure.trace}"
+        f"{failure.said}, in a data worker; fix it, or debug it in the run's own process with data.workers: 0\n\n{failure.trace}"
     )
 
 
@@ -91,7 +91,7 @@ def ended_early(exit_code: int, num_workers: int, *, ran_out: bool) -> WorkerFau
     the workers began."""
     if exit_code >= 0:
         how = f"exited with status {exit_code}: code of the data set ended its process"
-        return WorkerFault(f"a data worker {how}; mend it, or debug it with data.workers: 0")
+        return WorkerFault(f"a data worker {how}; fix it, or debug it with data.workers: 0")
     known = {number.value: number.name for number in signal.Signals}
     how = f"a data worker was killed by {known.get(-exit_code, f'signal {-exit_code}')}"
     if exit_code == -signal.SIGBUS:
@@ -101,7 +101,7 @@ def ended_early(exit_code: int, num_workers: int, *, ran_out: bool) -> WorkerFau
         )
     if exit_code == -signal.SIGKILL and ran_out:
         return WorkerFault(
-            f"{how}: the host's memory had run out, of which each worker takes its own, beside what the rank is held to; lower data.workers "
+            f"{how}: the host's memory had run out, and each worker takes some beyond its rank's limit; lower data.workers "
             f"(now {num_workers}), or let a sample need less"
         )
     return WorkerFault(f"{how}; see what ended it, or debug it with data.workers: 0")

@@ -116,7 +116,7 @@ def disturbance(metrics: Mapping[str, float | None], lanes_share: float = 0.0) -
         ),
         (told.get("clock_ratio", 1) < LEAST_CLOCK_RATIO, "the clock fell to {clock_ratio:.0%} of its highest"),
         (told.get("gpu_slowed", 0) > 0, "the GPU slowed itself down for its heat or power supply"),
-        (told.get("other_gpu_processes", 0) > 0, "{other_gpu_processes:.0f} other process(es) had the GPU, too"),
+        (told.get("other_gpu_processes", 0) > 0, "other processes used the GPU ({other_gpu_processes:.0f})"),
     ]
     return "; ".join(text.format(**told) for holds, text in reasons if holds) or None
 

@@ -212,7 +212,7 @@ def _told_of(module: nn.Module) -> list[str]:
         return []
     return [
         f"{type(module).__name__}.{_and(unheard)} not called: evaluations take training_step's loss, in evaluation mode, and "
-        "self.log leads nowhere"
+        "self.log has no effect"
     ]
 
 

@@ -206,7 +206,7 @@ class _RefusesUnknown(TorchDispatchMode):
         foreign = func.namespace not in ("aten", "prim", "prims", "higher_order") or operation in _UNCOUNTED
         if foreign and operation not in self._counted:
             raise NotCountable(
-                f"it calls {operation}, whose FLOPs torch does not know; tell them with "
+                f"it calls {operation}, whose FLOPs torch does not know; register them with "
                 "torch.utils.flop_counter.register_flop_formula"
             )
         return func(*args, **(kwargs or {}))

@@ -77,7 +77,7 @@ class Choice:
             raise ValueError(
                 f"the study runs on devices of type {self.kind}, and what the cluster has is {has}: what one kind measures holds for no other; "
                 f'say of which kind each type of the autoscaler\'s file is (resources: {{"{ACCELERATOR}{self.kind}": 1}}), have it start '
-                f"{self.kind}, or give another study what there is, with a --dir of its own"
+                f"{self.kind}, or start another study on these, with another --dir"
             )
 
     def said(self) -> str:

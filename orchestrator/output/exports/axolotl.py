@@ -120,7 +120,7 @@ def _notes(r: Recommendation) -> list[str]:
         )
     unsaid = [name for name in r.peft or () if name not in _ADAPTERS]
     if unsaid:
-        notes.append(f"{', '.join(unsaid)} of peft.LoraConfig cannot be said in axolotl")
+        notes.append(f"{', '.join(unsaid)} of peft.LoraConfig cannot be expressed in axolotl")
     if r.precision != "float32":
         notes.append("axolotl may load the weights in half precision: the study kept float32 weights under autocast")
     return notes

@@ -76,13 +76,15 @@ def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
     notes += table_note(r, "DeepSpeed")
     if steps := decay_steps(r):
         notes.append(
-            f"schedule warmup_stable_decay cannot be said in DeepSpeed: the last {steps} steps were annealed "
+            f"schedule warmup_stable_decay cannot be expressed in DeepSpeed: the last {steps} steps were annealed "
             "linearly to zero, do so in your script"
         )
     if r.precision != "float32":
         notes.append("the study kept float32 weights under autocast; bf16 and fp16 here keep half-precision ones")
     if r.compile:
-        notes.append("compile cannot be said in DeepSpeed's JSON: call engine.compile() after deepspeed.initialize")
+        notes.append(
+            "compile cannot be expressed in DeepSpeed's JSON: call engine.compile() after deepspeed.initialize"
+        )
     if r.activation_checkpointing != "none":
         notes.append(
             f"activation_checkpointing ({r.activation_checkpointing}) works only in a model that calls "

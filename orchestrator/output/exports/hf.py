@@ -105,9 +105,11 @@ def arguments_notes(recommendation: Recommendation, target: str, library: Librar
     """Return what these arguments cannot say. target: what they are called."""
     own, notes = own_arguments(recommendation, library), list[str]()
     if own:
-        notes.append(f"these are the {target} of your Trainer with other numbers: put them in their place")
+        notes.append(f"these are your Trainer's {target} with other numbers: replace yours with them")
     if own and recommendation.own_run and recommendation.own_run.not_plain:
-        notes.append(f"{', '.join(recommendation.own_run.not_plain)}: add yours, whose values are no plain text")
+        notes.append(
+            f"{', '.join(recommendation.own_run.not_plain)}: add yours, whose values cannot be written as text"
+        )
     notes += checkpointing_note(recommendation, target, "gradient_checkpointing=True is full: slower, and less memory")
     if not _keeps_schedule(recommendation, own):
         notes += table_note(recommendation, target)
@@ -124,7 +126,7 @@ def arguments_notes(recommendation: Recommendation, target: str, library: Librar
     )
     if recommendation.activation_checkpointing != "none":
         notes.append(
-            "gradient_checkpointing is called activation_checkpointing, too, from transformers 5.23 on, and alone from 6 on"
+            "from transformers 5.23 on gradient_checkpointing is also called activation_checkpointing, and from 6 on only that"
         )
     return notes
 

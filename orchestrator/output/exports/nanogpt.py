@@ -52,12 +52,12 @@ def _nanogpt_notes(recommendation: Recommendation) -> list[str]:
         )
     notes += table_note(r, "nanoGPT")
     if r.schedule.type == "warmup_stable_decay":
-        notes.append("schedule warmup_stable_decay cannot be said in nanoGPT: it decays by a cosine after warm-up")
+        notes.append("schedule warmup_stable_decay cannot be expressed in nanoGPT: it decays by a cosine after warm-up")
     if r.schedule.type == "constant" and r.warmup_samples:
         notes.append("nanoGPT warms up only where it decays: with decay_lr = False warmup_iters has no effect")
     if r.optimizer.type != "adamw" or r.optimizer.kwargs:
         notes.append(f"{cannot_be_said(r.optimizer, 'nanoGPT')}: it always uses AdamW")
     elif r.optimizer.eps != 1e-8:
-        notes.append(f"eps {r.optimizer.eps} cannot be said in nanoGPT: it uses 1e-8")
+        notes.append(f"eps {r.optimizer.eps} cannot be expressed in nanoGPT: it uses 1e-8")
     notes += shards_note(r, "nanoGPT cannot, and without it this micro-batch may not fit into memory")
     return [*notes, f"nanoGPT always seeds with 1337; the study's seed was {r.seed}"]

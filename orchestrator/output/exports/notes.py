@@ -51,7 +51,7 @@ def _length_notes(recommendation: Recommendation) -> list[str]:
     r = recommendation
     if r.own_run is None or r.real_run is not None or r.scope is None or r.sample_budget == r.scope.sample_budget:
         return []
-    told = f"this is your own run, of {r.sample_budget} samples, and the study's had {r.scope.sample_budget}"
+    told = f"this is for your own run of {r.sample_budget} samples; the study's runs had {r.scope.sample_budget}"
     carried = f": real_run: {{samples: {r.sample_budget}}} in the study file carries the answer to its length"
     return [told + (carried if r.sample_budget > r.scope.sample_budget else "")]
 
@@ -95,7 +95,7 @@ def _knob_notes(recommendation: Recommendation) -> list[str]:
         return []
     said = f"{in_words(others)} ({', '.join(others)})"
     return [
-        f"the chosen run fits with {said}, which is not said below: set it up in your code, see batchscout's docs/memory_knobs.md"
+        f"the chosen run fits with {said}, which is not set below: set it up in your code, see batchscout's docs/memory_knobs.md"
     ]
 
 
@@ -108,7 +108,7 @@ def without_ramp(recommendation: Recommendation, target: str) -> tuple[Recommend
     """Return the run whose batch stays, for a target that cannot let it grow, and what is lost by that."""
     if not recommendation.ramp:
         return recommendation, []
-    lost = f"the batch is to grow, which cannot be said in {target}: here it stays at {recommendation.effective_batch_size}"
+    lost = f"the batch is to grow, which cannot be expressed in {target}: here it stays at {recommendation.effective_batch_size}"
     return replace(recommendation, ramp=None), [lost, *_phase_notes(recommendation)]
 
 
@@ -133,7 +133,7 @@ def comments(lines: list[str]) -> list[str]:
 
 def cannot_be_said(optimizer: OptimizerConfig, target: str) -> str:
     kwargs = f" with {optimizer.kwargs}" if optimizer.kwargs else ""
-    return f"optimizer {optimizer.name}{kwargs} cannot be said in {target}"
+    return f"optimizer {optimizer.name}{kwargs} cannot be expressed in {target}"
 
 
 def shards_note(recommendation: Recommendation, how: str) -> list[str]:
@@ -147,7 +147,7 @@ def checkpointing_note(recommendation: Recommendation, target: str, nearest: str
     if mode in ("none", "full"):
         return []
     meant = f"a memory budget of {mode}" if isinstance(mode, float) else f"'{mode}'"
-    return [f"activation_checkpointing {meant} cannot be said in {target}: {nearest}"]
+    return [f"activation_checkpointing {meant} cannot be expressed in {target}: {nearest}"]
 
 
 def table_note(recommendation: Recommendation, target: str) -> list[str]:
@@ -155,7 +155,7 @@ def table_note(recommendation: Recommendation, target: str) -> list[str]:
     if recommendation.schedule.type != "table":
         return []
     return [
-        f"the schedule is your own, and cannot be said in {target}: here the rate stays; use yours, with {recommendation.learning_rate:.4g} as its highest"
+        f"the schedule is your own, and cannot be expressed in {target}: here the rate stays; use yours, with {recommendation.learning_rate:.4g} as its highest"
     ]
 
 

@@ -84,7 +84,7 @@ def _torchtitan_notes(recommendation: Recommendation) -> list[str]:
     if r.activation_checkpointing == "selective":
         notes.append("torchtitan recomputes every second matrix product, the study none: expect less memory and speed")
     if r.precision == "float16":
-        notes.append("precision float16 cannot be said in torchtitan: bfloat16 stands in its place")
+        notes.append("precision float16 cannot be expressed in torchtitan: bfloat16 stands in its place")
     if r.optimizer.type != "adamw" or r.optimizer.kwargs:
         notes.append(f"{cannot_be_said(r.optimizer, 'torchtitan')}: AdamW is another optimizer")
     return notes

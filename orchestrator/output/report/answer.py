@@ -174,8 +174,10 @@ def paste_text(recommendation: Recommendation, optimizer: OptimizerConfig) -> st
         "stages": [{"type": "grid"} | {key: [value] for key, value in varied.items()}],
     }
     text = yaml.safe_dump(keys, default_flow_style=None, sort_keys=False, width=100)
-    grows = "# the batch is to grow (ramp), which a study file cannot say: this is how it begins\n" if r.ramp else ""
-    return f"# keys of the study file, under another name or with another --dir; what else it says stays\n{grows}{text}\n{_trial_command(r, optimizer_keys)}"
+    grows = (
+        "# the batch is to grow (ramp), which a study file cannot express: this is its first phase\n" if r.ramp else ""
+    )
+    return f"# keys of the study file, with another name or --dir; its other keys stay\n{grows}{text}\n{_trial_command(r, optimizer_keys)}"
 
 
 def _optimizer_keys(r: Recommendation, optimizer: OptimizerConfig) -> dict[str, JsonValue]:

@@ -161,7 +161,7 @@ def _notices_section(study: Study) -> Element | None:
     lines = [element("li", line) for line in notice_lines(study)]
     if not lines:
         return None
-    said = "Met on the way and dealt with. The results stand."
+    said = "What happened on the way and was dealt with. The results stand."
     return element(
         "section", element("h2", "Notices"), element("p", said), element("ul", *lines, class_="notes"), id="notices"
     )

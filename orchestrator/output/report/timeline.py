@@ -50,7 +50,7 @@ def timeline(study: Study) -> Figure | None:
     shown = sorted(holds, key=lambda one: _ended(one[1], last) - one[1].began, reverse=True)[:MOST_HOLDS]
     shown.sort(key=lambda one: one[1].began)
     rows, names = _rows([hold for _, hold in shown], last)
-    left_out = f" Of {len(holds):,} stretches the {len(shown)} longest." if len(shown) < len(holds) else ""
+    left_out = f" The {len(shown)} longest of {len(holds):,} stretches are shown." if len(shown) < len(holds) else ""
     cells = [
         cell for (trial, hold), row in zip(shown, rows, strict=True) for cell in _cells(trial, hold, row, began, last)
     ]
@@ -60,7 +60,7 @@ def timeline(study: Study) -> Figure | None:
         time_axis("since the study began", last - began),
         Axis("lane" if any(hold.lane for _, hold in shown) else "at once", lambda row: names[-int(row)], ticks=ticks),
         (),
-        f"Each bar is a trial on a lane, in the colour of what it came to; {_what_rows_are(shown)}. "
+        f"Each bar is a trial on a lane, coloured by how it ended; {_what_rows_are(shown)}. "
         f"Compiling is drawn at the beginning of a trial.{left_out}",
         cells=tuple(cells),
         key={name: colour for colour, name in _NAMES.items() if any(cell.colour == colour for cell in cells)},

@@ -36,14 +36,14 @@ class Generalisation:
     gaps: tuple[Gap, ...]
     """The smallest batch first."""
     deviation: float
-    """The deviation of the difference of two gaps that seeds alone make."""
+    """The deviation of the difference of two gaps that seeds alone vary by."""
 
     def of_batch(self, effective_batch_size: int) -> Gap | None:
         """Return the gap of a batch; None where it was not measured."""
         return next((one for one in self.gaps if one.effective_batch_size == effective_batch_size), None)
 
     def is_wider(self, gap: Gap) -> bool:
-        """True if it exceeds that of the smallest batch by more than the seeds make."""
+        """True if it exceeds that of the smallest batch by more than the seeds vary."""
         return gap.gap - self.gaps[0].gap > self.deviation
 
 

@@ -232,11 +232,11 @@ def _notes_on_the_front(findings: FrontierFindings, rate_unit: str) -> list[str]
     point = next((point for point in findings.front if point.name == findings.knee), None)
     if point is None:
         return []
-    top = findings.front[-1]
+    top, bend = findings.front[-1], next(one.point for one in findings.measured if str(one.point) == point.name)
     waits = _waits_behind(findings, point)
-    while_ = f", where {waits}: that is the data's doing, and says nothing of the device" if waits else ""
+    while_ = f", where {waits}, which is due to the data, not the device" if waits else ""
     return [
-        f"more memory stops paying at {point.name}: {point.tokens_per_second / top.tokens_per_second:.0%} of the "
+        f"more memory stops paying off at {_describe(bend)}: {point.tokens_per_second / top.tokens_per_second:.0%} of the "
         f"most {rate_unit} at {point.peak_memory_bytes / top.peak_memory_bytes:.0%} of its memory{while_}"
     ]
 

@@ -10,7 +10,7 @@ from batchscout.orchestrator.stages.estimates.timing import Order, Ratio
 from batchscout.orchestrator.stages.frontier.pareto import Point
 from batchscout.orchestrator.stages.input_bound import InputBound
 from batchscout.orchestrator.stages.probing import fastest_by_size
-from batchscout.orchestrator.units import loss_text
+from batchscout.orchestrator.units import exact_text
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Quality:
         return self.loss is not None and self.loss <= self.without + self.tolerance
 
     def __str__(self) -> str:
-        end = "no loss" if self.loss is None else f"{loss_text(self.loss)}"
-        return f"val loss {end} against {loss_text(self.without)}, and at most {loss_text(self.tolerance)} more is what seeds make"
+        end = "no loss" if self.loss is None else f"{exact_text(self.loss)}"
+        return f"val loss {end} against {exact_text(self.without)}, and at most {exact_text(self.tolerance)} more is within what seeds vary"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def quality_trials(context: StageContext[Frontier], mode: Mode, ground: Mode) ->
     """Return the runs of a mode's check. Those without the knob serve all modes of the same ground."""
     first = context.config.seeds[0]
     seeds = {_name(ground, number): first + number for number in range(SEEDS)}
-    controls = [_proposal(context, name, ground, "control: what seeds make", seed) for name, seed in seeds.items()]
+    controls = [_proposal(context, name, ground, "control: how much seeds vary", seed) for name, seed in seeds.items()]
     return [*controls, _proposal(context, _name(mode, 0), mode, "quality: whether the knob learns as well", first)]
 
 

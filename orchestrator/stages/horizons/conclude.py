@@ -130,7 +130,9 @@ def _crossing(context: StageContext[Horizons], law: Carried, now: int, then: int
 def _sentence(context: StageContext[Horizons], findings: HorizonsFindings) -> str:
     mine = next(one for one in findings.batches if one.effective_batch_size == findings.effective_batch_size)
     rate = f"learning rate {findings.learning_rate:.2g} [{findings.learning_rate_low:.2g}, {findings.learning_rate_high:.2g}]"
-    loss = f"about {loss_text(findings.val_loss)} [{loss_text(findings.val_loss_low)}, {loss_text(findings.val_loss_high)}]"
+    ends = (findings.val_loss, findings.val_loss_low, findings.val_loss_high)
+    middle, low, high = (loss_text(loss) for loss in ends if loss is not None)
+    loss = f"about {middle} [{low}, {high}]"
     assert findings.regret_time is not None, "the stage has just found it"
     told = (
         f"for {number_text(findings.samples)} samples ({number_text(length_of(context))} x this study's): effective batch "

@@ -140,19 +140,19 @@ def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str
 def _off_their_speed(findings: TrainFindings) -> list[str]:
     off = [f"effective batch {batch} at {share:.2f} x" for batch, share in findings.off_speed.items()]
     return [
-        f"beside the others, runs did not train at the speed they were timed at: {', '.join(off)}; the probabilities count with the "
-        "samples that this speed would have made. Something else may have had the machine: time them again when it is quiet"
+        f"beside the others, runs did not train at the speed they were timed at: {', '.join(off)}; the probabilities count the "
+        "samples that this speed would have made. Something else may have used the machine: time them again when it is quiet"
     ] if off else []  # fmt: skip
 
 
 def _widening(generalisation: Generalisation | None) -> list[str]:
-    """Return the gap of every batch, where a larger one widens it by more than the seeds make."""
+    """Return the gap of every batch, where a larger one widens it by more than the seeds vary."""
     gaps = generalisation.gaps if generalisation else ()
     if generalisation is None or not any(generalisation.is_wider(gap) for gap in gaps):
         return []
     return [
         "the generalisation gap (validation loss less the loss over samples that were trained on) widens with the batch, as it "
-        f"often does (arXiv 1609.04836): {'; '.join(map(_gap_text, gaps))}; seeds alone make {loss_text(generalisation.deviation)}"
+        f"often does (arXiv 1609.04836): {'; '.join(map(_gap_text, gaps))}; seeds alone vary by {loss_text(generalisation.deviation)}"
     ]
 
 
@@ -163,7 +163,7 @@ def _gap_text(gap: Gap) -> str:
 def _overfitting(winner: Standing) -> list[str]:
     """Return where the best run of the winning batch began to overfit, if it did."""
     found = overfitting_of(winner.trials[0])
-    return [f"{winner.name} overfits: {found}"] if found else []
+    return [f"the best run overfits: {found}"] if found else []
 
 
 WINNERS_CUT = 0.01

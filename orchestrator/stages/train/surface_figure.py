@@ -28,7 +28,7 @@ from batchscout.orchestrator.stages.figures import (
 from batchscout.orchestrator.stages.train.choice import choice_of, compares_as_now, full_runs, surface_of
 from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.stages.train.lineup import lineup_of
-from batchscout.orchestrator.units import loss_text, number_text
+from batchscout.orchestrator.units import exact_text, loss_text, number_text
 
 STEP = 0.25
 """The height of a cell, in factors of 2 of the learning rate."""
@@ -98,7 +98,7 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
             *([Series("your own setting", (its_own,), BASELINE_COLOUR, joined=False)] if yours != chosen else []),
         ),
         f"The share of the {what} to the loss of each that the choice saves, with the 90 % interval, by the surface through all runs. "
-        "Where an interval reaches across the zero line, the two are not told apart.",
+        "Where an interval crosses the zero line, the two cannot be told apart.",
         (Line(0.0, ""),),
         width=540,
         height=300,
@@ -142,7 +142,7 @@ def _runs(context: StageContext[Train], surface: Surface, observed: Sequence[Obs
                     one.learning_rate,
                     f"~{loss_text(one.loss)}" if one.extra_deviation else f"{loss_text(one.loss)}",
                     "chosen" if setting == chosen else "baseline" if setting == own else "point",
-                    told=f"{what} {loss_text(one.loss)}{estimated}",
+                    told=f"{what} {exact_text(one.loss)}{estimated}",
                 )
             )
     return Series("runs", tuple(marks), OTHERS_COLOUR, joined=False)
@@ -190,7 +190,7 @@ def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> tupl
             edges[i + 1],
             2 ** (rung - STEP / 2),
             2 ** (rung + STEP / 2),
-            f"effective batch {coordinates.batches[i]}, learning rate {number_text(2**rung)}: {what} {loss_text(loss)} by the surface",
+            f"effective batch {coordinates.batches[i]}, learning rate {number_text(2**rung)}: {what} {exact_text(loss)} by the surface",
             AUXILIARY_COLOUR,
             strength(loss),
         )

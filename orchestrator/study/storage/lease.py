@@ -147,7 +147,7 @@ def taken_over(holder: Holder | None, where: Path | str, seconds: float) -> str:
     """Return for the user of a driver that was silent for longer than its lease that another has followed it."""
     who = f"another process ({holder})" if holder else "another process"
     return (
-        f"{who} has taken over the study in {quoted(where)}, since this one was not heard of for longer than its lease of "
+        f"{who} has taken over the study in {quoted(where)}, since this one was not heard from for longer than its lease of "
         f"{seconds:g} s, as if it had been suspended or cut off from its storage. Nothing is lost: the other one goes on "
         "from what this one wrote. Leave it to that, or end it and run the same command again"
     )

@@ -268,7 +268,7 @@ def run_place_of(text: str) -> RunPlace:
     bucket, _, path = named.partition("/")
     if "@" in bucket or ":" in bucket:  # nothing of it is repeated: a secret may have a / in it
         raise ValueError(
-            f"a run directory has no credentials in its name, which stands in messages and reports, and so no @ or : in its bucket's; set "
+            f"the name of a run directory appears in messages and reports, so it has no credentials, and no @ or : in its bucket; set "
             f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead, and write {scheme}://BUCKET/NAME"
         )
     if not bucket or not path:
@@ -355,13 +355,13 @@ _SAYINGS = {
         "give the machine a role"
     ),
     r"ACCESS_DENIED|HTTP status 40[13]|Permission denied": (
-        "the store lets nobody in with these credentials, or with none; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for gs:// run "
+        "the store denies access with these credentials, or there are none; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for gs:// run "
         "`gcloud auth application-default login`), and see that they may read, write, list and delete there"
     ),
     _NO_NETWORK: (
         "the store does not answer; check the network, and AWS_ENDPOINT_URL or endpoint_override if it is not AWS's own"
     ),
-    _OVERLOADED: "the store is overloaded, or has a fault of its own; wait until it is well again",
+    _OVERLOADED: "the store is overloaded, or has a fault of its own; wait until it has recovered",
 }  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def test_the_train_stage_says_where_a_larger_batch_widens_it_and_by_how_much_see
     note = next(note for note in recommendation.evidence.notes if "widens with the batch" in note)
     for gap in findings.generalisation.gaps:
         assert f"{gap.gap:.3f} at effective batch {gap.effective_batch_size} (4,096 samples)" in note
-    assert note.endswith(f"seeds alone make {findings.generalisation.deviation:.3f}")
+    assert note.endswith(f"seeds alone vary by {findings.generalisation.deviation:.3f}")
     mine = findings.generalisation.of_batch(recommendation.effective_batch_size)
     assert mine is not None
     assert recommendation.evidence.generalisation_gap == pytest.approx(mine.gap)

@@ -74,7 +74,7 @@ def test_a_suspended_driver_that_was_followed_notices_before_its_next_line_and_n
         os.kill(first.pid, signal.SIGCONT)
         said = told(first, "never")
         assert re.fullmatch(
-            rf"another process \(process {second.pid} on .*\) has taken over the study in {tmp_path}, since this one was not heard of "
+            rf"another process \(process {second.pid} on .*\) has taken over the study in {tmp_path}, since this one was not heard from "
             r"for longer than its lease of 1 s, as if it had been suspended or cut off from its storage\. Nothing is lost: .*",
             said,
         ), said

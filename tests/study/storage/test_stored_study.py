@@ -80,9 +80,9 @@ def test_a_place_is_a_folder_or_a_uri_of_a_store() -> None:
         ("hdfs://host/x", "^hdfs:// is no storage that batchscout knows: a run directory is a folder, or begins with s3:// or gs://$"),
         ("s3a://key:secret@bucket/x", "^s3a:// is no storage that batchscout knows"),
         ("s3://bucket", "'s3://bucket' names no run directory; write s3://BUCKET/NAME, such as s3://my-bucket/runs/one"),
-        ("s3://key:secret@bucket/x", "has no credentials in its name, .* no @ or : in its bucket's; .* write s3://BUCKET/NAME$"),
-        ("s3://key:sec/ret@bucket/x", "^a run directory has no credentials in its name, which stands in .* write s3://BUCKET/NAME$"),
-        ("s3://key:sec/ret", "^a run directory has no credentials in its name, which stands in .* write s3://BUCKET/NAME$"),
+        ("s3://key:secret@bucket/x", "it has no credentials, and no @ or : in its bucket; .* write s3://BUCKET/NAME$"),
+        ("s3://key:sec/ret@bucket/x", "^the name of a run directory appears in messages and reports, so it has no credentials, .* write s3://BUCKET/NAME$"),
+        ("s3://key:sec/ret", "^the name of a run directory appears in messages and reports, so it has no credentials, .* write s3://BUCKET/NAME$"),
     ],
 )  # fmt: skip
 def test_what_is_no_place_is_refused_with_what_to_write(typed: str, said: str) -> None:
@@ -261,7 +261,7 @@ def test_a_suspended_driver_that_was_followed_notices_before_its_next_line_and_n
             said = told(first, "never")
             assert said.startswith(f"another process (process {os.getpid()} on "), said
             assert (
-                f"has taken over the study in {store}, since this one was not heard of for longer than its lease of 1 s"
+                f"has taken over the study in {store}, since this one was not heard from for longer than its lease of 1 s"
                 in said
             )
             assert told(first, "never") == said

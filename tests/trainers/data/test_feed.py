@@ -105,7 +105,7 @@ def test_what_a_worker_raises_names_the_sample_and_the_line(how: str, tmp_path: 
     said = str(raised.value).splitlines()[0]
     error = "KeyError: 'label'" if how == "raises" else "RuntimeError: DefaultCPUAllocator: can't allocate memory"
     assert said.startswith(f"sample 5 raised {error} (in {fed.__file__}, line ")
-    assert said.endswith("), in a data worker; mend it, or debug it in the run's own process with data.workers: 0")
+    assert said.endswith("), in a data worker; fix it, or debug it in the run's own process with data.workers: 0")
     assert "in __getitem__" in str(raised.value), "the worker's own traceback follows"
     assert not is_out_of_memory(raised.value), "a smaller batch would not help a worker"
     assert data_workers() == []
@@ -114,7 +114,7 @@ def test_what_a_worker_raises_names_the_sample_and_the_line(how: str, tmp_path: 
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("exits", "a data worker exited with status 3: code of the data set ended its process; mend it, or debug it with data.workers: 0"),
+        ("exits", "a data worker exited with status 3: code of the data set ended its process; fix it, or debug it with data.workers: 0"),
         ("is killed", "a data worker was killed by SIGKILL; see what ended it, or debug it with data.workers: 0"),
     ],
 )  # fmt: skip

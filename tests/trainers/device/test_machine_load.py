@@ -59,7 +59,7 @@ def test_what_lies_between_two_stretches_does_not_count() -> None:
         ({"other_cpu_share": 0.26}, "other processes took 26% of the CPUs"),
         ({"clock_ratio": 0.9}, "the clock fell to 90% of its highest"),
         ({"gpu_slowed": 1.0}, "the GPU slowed itself down for its heat or power supply"),
-        ({"other_gpu_processes": 2.0}, "2 other process(es) had the GPU, too"),
+        ({"other_gpu_processes": 2.0}, "other processes used the GPU (2)"),
     ],
 )
 def test_each_disturbance_is_named_with_its_number(metrics: dict[str, float], reason: str) -> None:

@@ -402,7 +402,7 @@ def test_a_momentum_that_a_cycle_moves_is_told() -> None:
 @pytest.mark.parametrize(
     ("kind", "epochs", "said"),
     [
-        ("OnPlateau", 2, "its schedule ReduceLROnPlateau follows what is trained"),
+        ("OnPlateau", 2, "its schedule ReduceLROnPlateau follows the training"),
         ("Halved", None, "its schedule StepLR goes on for as long as its run, and how long that is, is not known"),
     ],
 )

@@ -152,7 +152,7 @@ def test_a_schedule_that_has_a_name_here_is_called_by_it(kind: str) -> None:
 def test_a_schedule_that_depends_on_the_loss_is_told_and_not_guessed() -> None:
     said = settings_of(scheduled("reduce_lr_on_plateau", eval_strategy="steps"), None)
     assert "schedule" not in said.keys
-    assert said.told[0].startswith("its schedule ReduceLROnPlateau follows what is trained")
+    assert said.told[0].startswith("its schedule ReduceLROnPlateau follows the training")
 
 
 def the_longest_first() -> Any:

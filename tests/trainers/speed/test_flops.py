@@ -221,7 +221,7 @@ class CallsAnExtension(Tables):
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        ("LooksAtValues", r"reads what is in a tensor \(item\(\), .*, in .*test_flops.py, line"),
+        ("LooksAtValues", r"reads a tensor's values \(item\(\), .*, in .*test_flops.py, line"),
         ("CallsAnExtension", "it calls batchscout_tests.squared"),
     ],
 )
