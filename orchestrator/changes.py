@@ -43,16 +43,22 @@ def without_what_it_writes(before: Facts, config: StudyConfig) -> Facts:
 
 
 def changes_of(config: StudyConfig, facts: Facts, contents: Mapping[str, str]) -> Changes:
-    """Compare what a study is made of with what it began with. contents: digests of the data as they are now.
+    """Compare what a study is made of with what it began with. contents: digests of data and model as they are now. A model that
+    is made otherwise counts as other code, by which it is.
 
     What its facts do not name counts for nothing: a file that was not there, or that it writes itself, and data that are others in every
     process.
     """
+    from batchscout.trainers.before.digests import MODEL, WEIGHTS  # loads torch
+
     now = made_of(config)
     inputs = {name: digest for name, digest in (now.inputs or {}).items() if name in (facts.inputs or {})}
     known = {name: digest for name, digest in contents.items() if name in (facts.contents or {})}
-    data = [*changed_names(facts.inputs, inputs), *changed_names(facts.contents, known)]
-    return Changes(replace(now, inputs=inputs, contents=known), changed_names(facts.code, now.code or {}), data)
+    found = changed_names(facts.contents, known)
+    of_model = [name for name in found if name in (MODEL, WEIGHTS)]
+    code = [*changed_names(facts.code, now.code or {}), *of_model]
+    data = [*changed_names(facts.inputs, inputs), *(name for name in found if name not in of_model)]
+    return Changes(replace(now, inputs=inputs, contents=known), code, data)
 
 
 def changes_of_what_is_over(config: StudyConfig, facts: Facts, say: Callable[[str], object]) -> Changes:

@@ -75,7 +75,7 @@ def check(
     True if the model's forward may be called in this process, to see which memory knobs go with it: it has ended none of its
     own. Raises ValueError for bad input.
     """
-    from batchscout.trainers.before.digests import digests_of_data, num_validated_on_training
+    from batchscout.trainers.before.digests import digest_of_model, digests_of_data, num_validated_on_training
     from batchscout.trainers.data.batches import fetch
     from batchscout.trainers.data.samples import first_of, load_data
     from batchscout.trainers.model.losses import loss_function
@@ -93,6 +93,7 @@ def check(
     what = _model_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, seconds):
         model = _built(config, train_set)
+        contents |= digest_of_model(model)
     with _in_the_users_words(_loss_of(config)):
         loss_function(config.loss)  # an import path may not resolve
     with _in_the_users_words(what):
@@ -201,11 +202,12 @@ def _sizes_asked_for(config: StudyConfig) -> list[int]:
 
 def _built(config: StudyConfig, train_set: Samples) -> nn.Module:
     """Build the model with the weights that runs are to begin with, to see that they are its own."""
-    from batchscout.trainers.model.models import build_model
+    from batchscout.trainers.model.models import initial_module
 
-    weights = base_trial(config, None).initial_weights
+    trial = base_trial(config, None)
+    weights = trial.initial_weights
     with naming_the_disk(Path(weights), "read") if weights is not None else contextlib.nullcontext():
-        return build_model(config.model, train_set, weights)
+        return initial_module(trial, train_set)
 
 
 def _facts(
@@ -381,17 +383,21 @@ def _loss_of(config: StudyConfig) -> str:
 
 
 def contents_of(config: StudyConfig, say: Callable[[str], object]) -> dict[str, str]:
-    """Load the data; return their digests. Raises ValueError where they do not load. say: as of `check`."""
-    from batchscout.trainers.before.digests import digests_of_data
+    """Load the data and build the model; return their digests. Raises ValueError where they do not come. say: as of `check`."""
+    from batchscout.trainers.before.digests import digest_of_model, digests_of_data
     from batchscout.trainers.data.samples import load_data
 
     what = _data_of(config)
     with _in_the_users_words(what), _told_if_slow(what, say, MANY_SECONDS):
-        return digests_of_data(*load_data(config.data))
+        train_set, val_set = load_data(config.data)
+        contents = digests_of_data(train_set, val_set)
+    what = _model_of(config)
+    with _in_the_users_words(what), _told_if_slow(what, say, MANY_SECONDS):
+        return contents | digest_of_model(_built(config, train_set))
 
 
 def _steady_contents(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
-    """Return what data are known by; tell of data that are others in every process. there: as another one has found them."""
+    """Return what data and model are known by; tell of data that are others in every process. there: as another one has found them."""
     from batchscout.trainers.before.digests import DATA, steady
 
     found = steady(here, there)

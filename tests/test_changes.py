@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from batchscout.orchestrator import preflight
 from batchscout.orchestrator.changes import (
@@ -25,7 +28,7 @@ from batchscout.orchestrator.study.events import Ended, Evaluated, FactsRead, Ru
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.trial import Proposal, TrialState
-from batchscout.trainers.before.digests import digests_of_data, steady
+from batchscout.trainers.before.digests import MODEL, WEIGHTS, digest_of_model, digests_of_data, steady
 from batchscout.trainers.before.first_pass import first_pass
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 from tests.support.studies import grid, tiny_study
@@ -99,14 +102,49 @@ def test_data_that_are_others_in_every_process_are_told_of_and_known_by_their_nu
     (notice,) = heard
     assert (notice.kind, "the training data are others" in notice.text) == (NoticeKind.UNSTEADY_DATA, True)
     assert facts.contents
-    assert sorted(facts.contents) == ["the number of training samples", "validation data"]
+    assert sorted(facts.contents) == ["the number of training samples", "validation data", MODEL]
     now = preflight.contents_of(config, print)
     assert changes_of(config, facts, now).names == []
     fewer = of_data(length=31)
     assert changes_of(config, facts, preflight.contents_of(fewer, print)).data == ["the number of training samples"]
 
 
-def test_the_first_pass_finds_the_same_data_alike() -> None:
+class FromASettingsFile(nn.Module):
+    """Its width and its dropout are in no code; what it draws is another number each time."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        settings = json.loads(Path(path).read_text())
+        self.layer = nn.Linear(4, settings["width"])
+        self._scale, self.dropout = nn.Parameter(torch.randn(settings["width"])), nn.Dropout(settings["dropout"])
+
+
+@pytest.mark.parametrize(
+    ("other", "is_other"), [({"width": 8}, True), ({"dropout": 0.5}, True), ({"note": "?"}, False)]
+)
+def test_a_model_that_a_file_of_settings_makes_otherwise_is_refused_as_other_code_is(
+    tmp_path: Path, other: dict[str, Any], is_other: bool
+) -> None:
+    file, settings = tmp_path / "settings.json", {"width": 4, "dropout": 0.1}
+    file.write_text(json.dumps(settings))
+    then = digest_of_model(FromASettingsFile(str(file)))
+    config = of_data(target="tests.support.tiny:data")
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        begin(journal, facts_of(config, steady(then, digest_of_model(FromASettingsFile(str(file))))), config)
+        file.write_text(json.dumps(settings | other))
+        changes = changes_of(config, journal.study.facts, digest_of_model(FromASettingsFile(str(file))))
+        assert (changes.code, changes.data) == ([MODEL] if is_other else [], [])
+        with pytest.raises(ValueError, match=f"^{MODEL} has changed") if is_other else contextlib.nullcontext():
+            refuse_or_keep(journal, changes, keep_finished=False)
+
+
+def test_a_model_that_is_another_in_every_process_is_known_by_the_number_of_its_weights() -> None:
+    there, here, larger = ({MODEL: digest, WEIGHTS: count} for digest, count in (("a", "4"), ("b", "4"), ("c", "8")))
+    facts = facts_of(config := of_data(), steady(here, there))
+    assert [changes_of(config, facts, now).code for now in (there, larger)] == [[], [WEIGHTS]]
+
+
+def test_the_first_pass_finds_the_same_data_and_the_same_model_alike() -> None:
     config = tiny_study(stages=grid(micro_batch_size=[4]))
     found = first_pass(base_trial(config, None), 30.0)
     assert found.digests == preflight.contents_of(config, print)

@@ -1,13 +1,16 @@
-"""What a study's data are known by again: digests that another process finds, too."""
+"""What a study's data and its model are known by again: digests that another process finds, too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import nn
+
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, Samples, SampleSet, first_of, num_samples
-from batchscout.trainers.sources.contents import digest_of, item, items
+from batchscout.trainers.sources.contents import built, digest_of, item, items
 
 DATA = ("training data", "validation data")
+MODEL, WEIGHTS = "what the model is built of", "the number of weights"
 
 
 def digests_of_data(train_set: Samples, val_set: Samples) -> dict[str, str]:
@@ -19,6 +22,12 @@ def digests_of_data(train_set: Samples, val_set: Samples) -> dict[str, str]:
         found[name] = digest_of(items(first_of(samples, SAMPLES_LOOKED_AT))) if told is None else str(told)
         found[_number_of(name)] = str(num_samples(samples))
     return found
+
+
+def digest_of_model(module: nn.Module) -> dict[str, str]:
+    """Return a digest of what a model has been made of, which a config file or the environment may decide; of its weights the number."""
+    num_weights = sum(tensor.numel() for tensor in module.parameters())
+    return {MODEL: digest_of(built(module)), WEIGHTS: str(num_weights)}
 
 
 def num_validated_on_training(train_set: Samples, val_set: Samples) -> int:
@@ -34,12 +43,12 @@ def _each_of(samples: SampleSet) -> list[str]:
 
 
 def steady(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
-    """Return what two processes have found alike. Data that are others in each, as a split without a seed makes them, are known by their
-    number alone."""
+    """Return what two processes have found alike. What is another in each, as data are that a split without a seed makes, is known by its
+    number alone, of samples or of weights."""
     alike = {name: digest for name, digest in here.items() if there.get(name) == digest}
-    known_by = [name if name in alike else _number_of(name) for name in DATA]
+    known_by = [name if name in alike else _number_of(name) for name in (*DATA, MODEL)]
     return {name: alike[name] for name in known_by if name in alike}
 
 
-def _number_of(data: str) -> str:
-    return f"the number of {data.removesuffix(' data')} samples"
+def _number_of(what: str) -> str:
+    return WEIGHTS if what == MODEL else f"the number of {what.removesuffix(' data')} samples"

@@ -22,7 +22,7 @@ from torch import nn
 
 from batchscout.trainers.before.changing_loss import changing_with_steps
 from batchscout.trainers.before.classes import Classes, ClassesSeen
-from batchscout.trainers.before.digests import digests_of_data
+from batchscout.trainers.before.digests import digest_of_model, digests_of_data
 from batchscout.trainers.before.every_sample import look_through
 from batchscout.trainers.before.given import given_text
 from batchscout.trainers.before.own_process import asked, own_process
@@ -97,7 +97,7 @@ class FirstPass:
     differs_again: str | None = None
     """passed: how a block of the model that was run again on the same input differed; None where none did."""
     digests: dict[str, str] = field(default_factory=dict, compare=False)
-    """Of the data, as that process has found them; none where they did not load."""
+    """Of data and model, as that process has found them; none of what it did not come to."""
     own_run: OwnRun | None = field(default=None, compare=False)
     """Of a model that trains elsewhere, what it is set to there."""
 
@@ -180,9 +180,11 @@ def parts(
         yield part
         train_set, val_set = load_data(config.data)
         first_train, first_val = first_of(train_set, SAMPLES_LOOKED_AT), first_of(val_set, SAMPLES_LOOKED_AT)
-        knows({"digests": digests_of_data(train_set, val_set)})
+        digests = digests_of_data(train_set, val_set)
+        knows({"digests": digests})
         yield (part := "model")
         module = initial_module(config, first_train)
+        knows({"digests": digests | digest_of_model(module)})
         if (own_run := own_run_of(module)) is not None:
             knows({"own_run": TypeAdapter(OwnRun).dump_python(own_run, mode="json")})
         yield (part := "loss")

@@ -36,8 +36,11 @@ def _is_code(value: Any) -> bool:
 
 
 def is_of_a_library(code: Any) -> bool:
-    """True of what is installed, comes with Python or is this program's own; a notebook's cells are in no file."""
+    """True of what is installed, comes with Python or is this program's own; a notebook's cells are in no file, and what a script defines
+    is its own in a process that another program runs, too."""
     code = code.func if isinstance(code, functools.partial) else code
+    if getattr(code, "__module__", None) == "__main__":
+        return False
     module = code if isinstance(code, ModuleType) else sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     return is_librarys(Path(file)) if file else getattr(module, "__name__", "") in sys.builtin_module_names
@@ -50,7 +53,7 @@ def own_text(code: Any) -> str:
         return repr(code_of([f"{code.__name__}:"]))
     if isinstance(function := _function(code), FunctionType):
         return _compiled(function.__code__)
-    return f"{getattr(code, '__module__', '')}.{getattr(code, '__qualname__', type(code).__qualname__)}"
+    return f"{getattr(code, '__module__', '')}.{getattr(code, '__name__', type(code).__name__)}"
 
 
 def _compiled(code: CodeType) -> str:

@@ -53,6 +53,14 @@ def item(samples: Any, index: int) -> Iterator[Part]:
     yield from _Contents().of(read)
 
 
+def built(module: nn.Module) -> Iterator[Part]:
+    """Yield what a module has been made of, whatever its code read for that (a file, the environment): its attributes, and the sizes of its
+    weights. Its code is told by itself, and weights are random."""
+    yield from _Contents().of_parts(module)
+    for name, tensor in module.state_dict().items():
+        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else name
+
+
 def weights(module: nn.Module) -> Iterator[Part]:
     """Yield the weights and buffers of a module."""
     for name, tensor in module.state_dict().items():
@@ -79,7 +87,7 @@ class _Contents:
         if isinstance(value, TELLS_ITSELF):
             yield repr(value)
             return
-        yield f"{type(value).__module__}.{type(value).__qualname__}"
+        yield f"{type(value).__module__}.{type(value).__name__}"  # not where it stands: what is pickled forgets that
         if id(value) not in self._met:
             self._met[id(value)] = value
             yield from self._inside(value)
@@ -137,15 +145,20 @@ class _Contents:
 
     def _of_module(self, module: nn.Module) -> Iterator[Part]:
         yield from self._of_code(type(module))
+        yield from self.of_parts(module)
+
+    def of_parts(self, module: nn.Module) -> Iterator[Part]:
         for name, part in module.named_modules():
-            yield f"{name} {type(part).__module__}.{type(part).__qualname__}"
+            yield f"{name} {type(part).__module__}.{type(part).__name__}"
             yield from self._of_attributes(part, but=("training",))
 
     def _of_attributes(self, value: object, but: tuple[str, ...] = ()) -> Iterator[Part]:
-        """Tell what others may read: what a library keeps for itself may be another in another process."""
-        names = {*getattr(value, "__dict__", ()), *getattr(value, "__slots__", ())}
-        for name in sorted(names):
-            if not name.startswith("_") and name not in but and hasattr(value, name):
+        """Tell what others may read, and numbers and texts that the user's own class keeps for itself. What else is kept so may be another in
+        another process."""
+        names = {*getattr(value, "__dict__", ()), *getattr(value, "__slots__", ())} - set(but)
+        is_own = not is_of_a_library(type(value))
+        for name in sorted(name for name in names if hasattr(value, name)):
+            if not name.startswith("_") or (is_own and isinstance(getattr(value, name), PLAIN)):
                 yield name
                 yield from self.of(getattr(value, name))
 
@@ -174,6 +187,12 @@ class _Contents:
 
 def _of_tensor(tensor: Tensor) -> Iterator[Part]:
     yield f"{tensor.dtype} {tuple(tensor.shape)}"
+    if tensor.layout is not torch.strided:
+        entries = tensor.detach().to_sparse_coo().coalesce()
+        yield from (*_of_tensor(entries.indices()), *_of_tensor(entries.values()))
+        return
+    if tensor.is_meta:
+        return
     numbers = tensor.detach().cpu().reshape(-1)
     numbers = numbers[:: max(1, -(-numbers.nbytes // MOST_BYTES))].contiguous()
     yield numbers.view(torch.uint8).numpy().tobytes()

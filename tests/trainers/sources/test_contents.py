@@ -41,6 +41,11 @@ class Plain:
         return self.width
 
 
+class Private:
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+
 class Net(nn.Module):
     """Two of them have weights of one shape and the same code."""
 
@@ -118,11 +123,14 @@ VALUES: dict[str, Callable[[int], Any]] = {
     "a set": lambda n: {"a", "b", n},
     "a dataclass": Sizes,
     "an object": Plain,
+    "what an object keeps for itself": Private,
     "a namespace": lambda n: Namespace(width=n),
     "a simple namespace": lambda n: SimpleNamespace(width=Sizes(n)),
     "a tensor": lambda n: torch.full((2,), n),
     "an empty tensor": lambda n: torch.zeros(0, n),
     "a tensor of bfloat16": lambda n: torch.full((2,), n, dtype=torch.bfloat16),
+    "a sparse tensor": lambda n: torch.eye(3).mul(n).to_sparse(),
+    "a tensor without numbers": lambda n: torch.empty(n, device="meta"),
     "an array": lambda n: np.full(2, n),
     "an array of objects": lambda n: np.array([None, n], dtype=object),
     "a function with a dictionary": lambda n: using({"width": n}),
