@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -24,11 +25,13 @@ from batchscout.trainers.model.blocks import find_blocks
 
 SAME_WITHIN, SAME_WITHIN_ON_A_GPU = 1e-6, 1e-5
 """The same operations on the same numbers give the same; but a GPU's threads may add in any order."""
+TIMES_AGAIN, SECONDS_AGAIN = 16, 0.1
+"""Of each block, as far as time allows, and once at the least."""
 
 
 class BlocksAgain:
-    """Runs each block of a model a second time behind every forward, on the same input and torch's same random numbers, until one
-    differs."""
+    """Runs each block of a model again behind every forward, some times on the same input and torch's same random numbers, until one
+    differs: what is drawn may leave a layer out rarely."""
 
     def __init__(self, module: nn.Module, names: str | Iterable[str] | None) -> None:
         """names: of the containers of the blocks, as in the study file."""
@@ -72,14 +75,17 @@ class BlocksAgain:
         first = _floats(output)
         self._is_again = True
         try:
-            with _random_states_set(torchs, self._devices):
-                again = _floats(block(*args, **kwargs))
+            apart, ends = 0.0, time.monotonic() + SECONDS_AGAIN
+            for _ in range(TIMES_AGAIN):
+                with _random_states_set(torchs, self._devices):
+                    apart = max(apart, _apart(first, _floats(block(*args, **kwargs))))
+                if time.monotonic() > ends:
+                    break
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             self.differed = f"it raises {raised_text(error)}"
         else:
-            apart = _apart(first, again)
             if apart > (SAME_WITHIN_ON_A_GPU if self._devices else SAME_WITHIN):
                 self.differed = (
                     f"its result is {apart:.2g} of its length away from the first, so its forward changes something that it reads (a buffer, an "

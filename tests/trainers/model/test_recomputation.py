@@ -91,6 +91,17 @@ class OwnGenerator(Block):
         return super().forward(x * torch.rand(SIZE, generator=self.generator))
 
 
+class RarelyLeftOut(Block):
+    """In a first run and one more the three blocks of a model are kept in every second case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = random.Random(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.generator.random() < 0.1 else super().forward(x)
+
+
 class Counting(Block):
     count = 0
 
@@ -113,6 +124,7 @@ SAME = [Block, Normed, Cached]
 OTHER = [
     (Spectral, "changes something that it reads"), (OldSpectral, "changes something that it reads"),
     (Averaging, "changes something that it reads"), (OwnGenerator, "changes something that it reads"),
+    (RarelyLeftOut, "changes something that it reads"),
     (Counting, "changes something that it reads"), (LayerDrop, "it draws random numbers of Python's `random` or of NumPy"),
     (NumpyNoise, "it draws random numbers of Python's `random` or of NumPy"), (OnlyOnce, "it raises RuntimeError: it is done"),
 ]  # fmt: skip
