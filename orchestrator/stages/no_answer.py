@@ -56,6 +56,6 @@ def _why_nothing_is_learned(complete: Sequence[Trial]) -> str | None:
         return None
     return (
         f"nothing is learned: in {_tried(complete)} the validation loss is {losses[0]:.4g} from the first evaluation to the last. Check whether "
-        "the loss depends on the model's parameters, whether those are the ones that train (requires_grad), and whether the validation "
-        "data have targets"
+        "the loss depends on the model's parameters, whether those are the ones that train (requires_grad), whether the validation "
+        "data have targets, and whether optimizer.lr is far too low"
     )

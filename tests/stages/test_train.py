@@ -513,7 +513,12 @@ def test_where_nothing_trains_or_nothing_is_learned_the_last_line_says_what_was_
         (
             "constant",
             constant,
-            ("nothing is learned: ", "is 2.3 from the first evaluation to the last", "requires_grad"),
+            (
+                "nothing is learned: ",
+                "is 2.3 from the first evaluation to the last",
+                "requires_grad",
+                "optimizer.lr is far too low",
+            ),
         ),
         ("nowhere", nowhere, ("nothing trains: ", "at learning rates from 1.53e-08 to ", "look at the loss")),
     ):

@@ -1,8 +1,9 @@
-"""A loss that changes with the steps of its run."""
+"""A loss that changes with the steps of its run, or with its calls."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -36,3 +37,23 @@ def changing_with_steps(module: nn.Module, loss: LossFunction, batch: Any, devic
                 "numbers of steps, and would be judged by different losses; make it the same at every step, as it is at the end of your run"
             )
     return None
+
+
+CALLS = 8
+"""Whose losses chance alone would hardly ever bring in order."""
+
+
+def changing_with_calls(module: nn.Module, loss: LossFunction, batch: Any, device: torch.device) -> str | None:
+    """Return, in words, how a loss rises or falls from call to call, though samples, weights and random numbers are the same; None
+    where it does not. It counts the calls itself, of evaluations and micro-batches, too, or goes by those before."""
+    batch, losses = move(batch, device), list[float]()
+    for _ in range(CALLS):
+        with seeded(module, 0), buffers_kept(module, but_counts=True):
+            losses.append(evaluated(module, loss, batch, training=True)[0])
+    if not (all(a < b for a, b in pairwise(losses)) or all(a > b for a, b in pairwise(losses))):
+        return None
+    return (
+        f"the loss of the same samples and the same weights is {losses[0]:.4g} at one call and {losses[-1]:.4g} {CALLS - 1} calls later: it goes "
+        "by how often it was called. Batches that are compared take different numbers of micro-batches, and are trained and judged by "
+        "different losses: if that is not meant, make it the same at every call, as it is at the end of your run"
+    )

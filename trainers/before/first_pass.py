@@ -20,7 +20,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from batchscout.trainers.before.changing_loss import changing_with_steps
+from batchscout.trainers.before.changing_loss import changing_with_calls, changing_with_steps
 from batchscout.trainers.before.classes import Classes, ClassesSeen
 from batchscout.trainers.before.digests import digest_of_model, digests_of_data
 from batchscout.trainers.before.every_sample import look_through
@@ -47,7 +47,13 @@ from batchscout.trainers.model.adding_up import (
     not_apart,
     seeded,
 )
-from batchscout.trainers.model.contract import NoLossAndCount, check_loss, check_shapes
+from batchscout.trainers.model.contract import (
+    NoLossAndCount,
+    check_first_loss,
+    check_is_trained,
+    check_loss,
+    check_shapes,
+)
 from batchscout.trainers.model.losses import LossFunction, autocasting, loss_function
 from batchscout.trainers.model.models import initial_module
 from batchscout.trainers.model.recomputation import BlocksAgain
@@ -261,11 +267,17 @@ def _take(
         loss_sum, num_targets = check_loss(returned)
     except NoLossAndCount as error:
         return FirstPass("refused", "pass", f"{_without_a_loss(config)}{error}")
+    check_is_trained(module, loss_sum)
+    check_first_loss(loss_sum.item(), num_targets.item())
     targets_per_sample = num_targets.item() / NUM_SAMPLES
     loss_sum.backward()
     pass_seconds = time.monotonic() - began
     if (fault := _gradients_fault(config, module, is_called=bool(calls))) is not None:
         return FirstPass("refused", "pass", fault)
+    is_short = pass_seconds < LONGEST_TO_REPEAT_SECONDS
+    counted = (
+        changing_with_calls(module, loss, batch, device) if is_short else None
+    )  # before other calls bring it to its end
     _look_at_samples(config, module, loss, classes.found, {"training": train_set, "validation": val_set}, device)
     with classes:
         check_sum(module, loss, train_set, device)
@@ -276,14 +288,14 @@ def _take(
         found = not_adding_up(module, loss, train_set, device)
     if found is not None and isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
-    told = (_is_told(found) if found else None, not_apart(module, loss, train_set, config))
+    told = (counted, _is_told(found) if found else None, not_apart(module, loss, train_set, config))
     alone_raises = _raised_alone(module, loss, move(fetch(train_set, indices[:1]), device), device)
     return FirstPass(
         "passed",
         "pass",
         ". ".join(filter(None, told)),
         targets_per_sample=targets_per_sample,
-        seconds=_seconds(module, loss, train_set, device) if pass_seconds < LONGEST_TO_REPEAT_SECONDS else None,
+        seconds=_seconds(module, loss, train_set, device) if is_short else None,
         alone_raises=alone_raises,
         differs_again=again.differed,
     )
@@ -327,6 +339,12 @@ def _gradients_fault(config: TrialConfig, module: nn.Module, *, is_called: bool)
         return (
             f"the gradient of {_some(sparse)} is sparse, which neither clipping nor the gradient's statistics nor AdamW take; build its layer with "
             "sparse=False, which trains the same"
+        )
+    not_finite = [name for name, p in trained.items() if p.grad is not None and not p.grad.isfinite().all()]
+    if not_finite and config.precision != "float16":  # whose gradients may overflow until the loss is scaled down
+        return (
+            f"the gradient of {_some(not_finite)} is no finite number, though the loss is one and no weight has moved; look for a square root, a norm, "
+            "a logarithm or a division at 0 in forward and loss (torch.where hides the value there, and not its gradient)"
         )
     unused = [name for name, p in trained.items() if p.grad is None]
     if unused and config.world_size > 1 and config.parallel == "ddp":

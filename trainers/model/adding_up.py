@@ -18,7 +18,7 @@ from batchscout.trainers.data.batches import fetch, leaves, move, read
 from batchscout.trainers.data.packed_rows import Packed
 from batchscout.trainers.data.samples import SampleSet
 from batchscout.trainers.errors import LossFault
-from batchscout.trainers.model.contract import check_loss
+from batchscout.trainers.model.contract import check_first_loss, check_loss
 from batchscout.trainers.model.losses import LossFunction
 from batchscout.trainers.sources.kinds import library_of
 
@@ -141,6 +141,8 @@ def not_adding_up(module: nn.Module, loss: LossFunction, train_set: SampleSet, d
     if not math.isclose(whole[0], with_other_numbers[0], rel_tol=RANDOM_ABOVE) or not all(map(math.isfinite, whole)):
         return None
     alone = [measured([index]) for index in indices]
+    for loss_sum, num_targets in alone:
+        check_first_loss(loss_sum, num_targets)
     figures: tuple[Literal["loss_sum"], Literal["num_targets"]] = ("loss_sum", "num_targets")
     for figure, of_all, parts in zip(figures, whole, zip(*alone, strict=True), strict=True):
         if not math.isclose(sum(parts), of_all, rel_tol=ADDS_UP_WITHIN):
@@ -271,9 +273,11 @@ def _over(whole: float, value: float) -> float | None:
 
 
 @contextlib.contextmanager
-def buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Undo what a forward in training mode does to BatchNorm's statistics and the like."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+def buffers_kept(module: nn.Module, *, but_counts: bool = False) -> Iterator[None]:
+    """Undo what a forward in training mode does to BatchNorm's statistics and the like. but_counts: whether whole numbers stay as they
+    become."""
+    kept = [buffer for buffer in module.buffers() if buffer.is_floating_point() or not but_counts]
+    before = [(buffer, buffer.clone()) for buffer in kept]
     yield
     with torch.no_grad():
         for buffer, value in before:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.batches import fetch, move
@@ -15,6 +15,24 @@ from batchscout.trainers.errors import LossFault
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.model.models import build_model
 from batchscout.trainers.model.shapes import shapes_alone
+
+
+def check_is_trained(module: nn.Module, loss_sum: Tensor) -> None:
+    """Raise LossFault where no parameter is moved by the loss."""
+    if loss_sum.requires_grad:
+        return
+    parameters = list(module.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if trained:
+        why = (
+            f"the loss depends on none of the {len(trained)} parameters that the model trains: something on its way to them is cut off; look for "
+            "detach(), .data, .item(), .numpy() or torch.no_grad() in forward and loss"
+        )
+    elif parameters:
+        why = f"none of the model's {len(parameters)} parameters is trained; give those that are to be requires_grad_(True)"
+    else:
+        why = "the model has no parameters, so nothing can be trained; assign its layers to attributes of the module (self.layer = ...)"
+    raise LossFault(why)
 
 
 class NoLossAndCount(LossFault):
@@ -65,11 +83,16 @@ def fake_batch(sample: Any, times: int) -> Any:
     return sample
 
 
-def check_first_loss(loss: float) -> None:
-    """Raise ValueError where the first loss is not a number: nothing was learnt yet, so no learning rate is to
-    blame."""
+def check_first_loss(loss: float, num_targets: float = 1) -> None:
+    """Raise LossFault where the first loss is not a number: nothing was learnt yet, so no learning rate is to
+    blame. num_targets: what it sums over."""
+    if not math.isfinite(loss) and not num_targets:
+        raise LossFault(
+            f"the loss of samples without targets is {loss}, and would make that of every batch with one of them no number: it is 0 where "
+            'there is nothing to sum; take a sum (reduction="sum") in place of a mean over none, which is 0/0'
+        )
     if not math.isfinite(loss):
-        raise ValueError(
+        raise LossFault(
             f"the loss of the first step is {loss}, before any weight has moved; look for a division by zero, a logarithm "
             "of zero or missing values in the first samples, check how the weights are initialised, or use precision: float32"
         )

@@ -32,6 +32,7 @@ from batchscout.orchestrator.stages.frontier.variants import Variant, variants
 from batchscout.orchestrator.stages.input_bound import input_bound
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
+from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import bytes_text, counted, rate_text
@@ -191,7 +192,10 @@ def _by_length(known: FrontierProgress) -> tuple[LengthFindings, ...]:
 def _nothing_fits(known: FrontierProgress) -> Conclusion:
     broken = next((trial for trial in known.trials.all() if ended_for_another_reason(trial)), None)
     if broken is not None:
-        reason = f"no probe succeeded; {broken.id}: {broken.explanation}"
+        diverged = (
+            f"; lower optimizer.lr ({known.context.config.optimizer.lr:g})" if broken.cause is Cause.DIVERGED else ""
+        )
+        reason = f"no probe succeeded; {broken.id}: {broken.explanation}{diverged}"
         return Conclusion("frontier", ok=False, reason=reason)
     if fitting := known.finalists.fitting():
         reason = (

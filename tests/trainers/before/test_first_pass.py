@@ -75,6 +75,81 @@ def test_how_it_ended_is_told(does: str, expected: FirstPass) -> None:
     assert passed_by(does) == expected
 
 
+class Untrainable(nn.Module):
+    """A user's module of which no run learns anything, each for another reason."""
+
+    def __init__(self, *, why: str) -> None:
+        super().__init__()
+        self.why = why
+        if why != "no parameters":
+            self.weight = nn.Parameter(torch.ones(4), requires_grad=why != "frozen")
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        ids = batch["input_ids"].float()
+        none, scale = torch.zeros(()), self.weight.sum() if self.why != "no parameters" else torch.ones(())
+        match self.why:
+            case "cut off":
+                scale = scale.detach()
+            case "no number":
+                scale = scale / none * none
+            case "gradient":
+                scale = scale + torch.sqrt(scale - scale)
+            case "mean over none":
+                return scale * none / none * none, none.long()
+            case _:
+                pass
+        return (ids.sum() + 1) * scale, torch.tensor(ids.numel())
+
+
+@pytest.mark.parametrize(
+    ("why", "facts"),
+    {
+        "no parameters": ["the model has no parameters"],
+        "frozen": ["none of the model's 1 parameters is trained", "requires_grad_(True)"],
+        "cut off": ["depends on none of the 1 parameters", "detach()"],
+        "no number": ["is nan, before any weight has moved"],
+        "gradient": ["the gradient of weight is no finite number"],
+        "mean over none": ["samples without targets is nan", 'reduction="sum"'],
+    }.items(),
+)
+def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(why: str, facts: list[str]) -> None:
+    model = {"target": "tests.trainers.before.test_first_pass:Untrainable", "kwargs": {"why": why}}
+    found = first_pass(config(model=model), 60.0)
+    assert found.outcome == "refused"
+    assert all(fact in found.said for fact in facts), found.said
+
+
+CALLS_OF_LOSS: list[None] = []
+
+
+def loss_by_its_calls(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    loss_sum, num_targets = module(batch)
+    CALLS_OF_LOSS.append(None)
+    return loss_sum * (1 + len(CALLS_OF_LOSS) / 1000), num_targets
+
+
+class ByItsCounter(Faulty):
+    """Its counter of forwards is a buffer, as it is saved."""
+
+    def __init__(self, *, vocab_size: int) -> None:
+        super().__init__(vocab_size=vocab_size, does="nothing wrong")
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        loss_sum, num_targets = super().forward(batch)
+        return loss_sum * (1 - self.calls / 1000), num_targets
+
+
+def test_a_loss_that_counts_its_calls_is_told() -> None:
+    here = "tests.trainers.before.test_first_pass"
+    by_calls = passed_by("nothing wrong", loss=f"{here}:loss_by_its_calls")
+    by_buffer = first_pass(config(model={"target": f"{here}:ByItsCounter"}), 60.0)
+    assert [(found.outcome, "how often it was called" in found.said) for found in (by_calls, by_buffer)] == [
+        ("passed", True)
+    ] * 2
+
+
 def test_a_pass_that_hangs_is_ended() -> None:
     assert passed_by("hang", seconds=0.5) == FirstPass("slow", "pass")
 
