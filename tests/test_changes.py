@@ -100,7 +100,7 @@ def test_data_that_are_others_in_every_process_are_told_of_and_known_by_their_nu
     with heard_by(heard.append):
         facts = preflight.check_new_study(config, is_local=True, compiles=False, say=print)
     (notice,) = heard
-    assert (notice.kind, "the training data are others" in notice.text) == (NoticeKind.UNSTEADY_DATA, True)
+    assert (notice.kind, "the training data differ in every process" in notice.text) == (NoticeKind.UNSTEADY_DATA, True)
     assert facts.contents
     assert sorted(facts.contents) == ["the number of training samples", "validation data", MODEL]
     now = preflight.contents_of(config, print)

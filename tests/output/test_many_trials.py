@@ -54,7 +54,7 @@ def test_a_figure_shows_the_curves_that_ended_lowest_and_says_so(trials: list[Tr
         assert len(shown) == MOST_CURVES
         assert shown == {*names.values()}
         assert [series.label for series in figure.series if series.bold] == [names[winner]]
-        assert f"Of {NUM_TRIALS:,} runs the {MOST_CURVES} that ended lowest." in figure.caption
+        assert f"The {MOST_CURVES} of {NUM_TRIALS:,} runs that ended lowest are shown." in figure.caption
 
 
 def test_a_figure_of_few_runs_shows_all_of_them(trials: list[Trial]) -> None:

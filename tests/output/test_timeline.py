@@ -169,7 +169,7 @@ def test_of_very_many_the_longest_are_drawn_and_it_says_so(monkeypatch: pytest.M
     figure = timeline(study_of(*itertools.chain(*events), trials=("a", "b", "c")))
     assert figure is not None
     assert len(figure.cells) == 2
-    assert "Of 3 stretches the 2 longest." in figure.caption
+    assert "The 2 longest of 3 stretches are shown." in figure.caption
 
 
 def test_a_study_that_has_run_nothing_has_no_timeline() -> None:

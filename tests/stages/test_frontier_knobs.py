@@ -159,7 +159,7 @@ def test_a_knob_that_changes_the_loss_must_end_within_what_seeds_make(worse_by: 
     assert (findings.chosen.mode.memory_knobs == (ROUNDED,)) is passes
     quality = next(one.quality for one in findings.knobs if one.quality)
     assert quality.tolerance == pytest.approx(0.02)
-    said = note_of(conclusion, "weights in bfloat16")
+    said = note_of(conclusion, "at equal memory")
     assert ("; it learns as well: " if passes else "; it is not taken, as it learns worse: ") in said
     checks = [t.config for t in known.context.trials() if t.proposal.control]
     assert len({(c.effective_batch_size, c.sample_budget) for c in checks}) == 1

@@ -126,7 +126,7 @@ def arguments_notes(recommendation: Recommendation, target: str, library: Librar
     )
     if recommendation.activation_checkpointing != "none":
         notes.append(
-            "from transformers 5.23 on gradient_checkpointing is also called activation_checkpointing, and from 6 on only that"
+            "gradient_checkpointing is also called activation_checkpointing from transformers 5.23 on, and only that from 6 on"
         )
     return notes
 

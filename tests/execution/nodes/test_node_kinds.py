@@ -90,7 +90,7 @@ def test_a_study_does_not_wait_beside_a_node_of_another_kind_that_was_started_fo
     choice.refuse_another_kind([HEAD, STARTED, BIG])
     said = (
         "the study runs on devices of type T4, and what the cluster has is of type H100: what one kind measures holds for no other; say of "
-        'which kind each type of the autoscaler\'s file is (resources: {"accelerator_type:T4": 1}), have it start T4, or give'
+        'which kind each type of the autoscaler\'s file is (resources: {"accelerator_type:T4": 1}), have it start T4, or start another study on these'
     )
     with pytest.raises(ValueError, match=re.escape(said)):
         choice.refuse_another_kind([HEAD, BIG])
