@@ -105,7 +105,7 @@ class Misbehaves(GPT):
     `faults` names what it does by the size of the micro-batch, and how often; `folder` remembers how often it has.
     """
 
-    SAMPLES_BEFORE = 48
+    SAMPLES_BEFORE = 64
     """Trained on by a process before the fault: more than the 32 after which the first checkpoint is saved."""
 
     def __init__(self, *, vocab_size: int, seq_len: int, faults: dict[str, tuple[str, int]], folder: str) -> None:
