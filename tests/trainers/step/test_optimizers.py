@@ -322,8 +322,8 @@ class WithModes(torch.optim.SGD):
     mode = "neither"
 
     def _scale(self, factor: float, mode: str) -> None:
-        for group in self.param_groups:
-            torch._foreach_mul_([p.data for p in group["params"]], factor if self.mode != "neither" else 1.0)
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            parameter.data.mul_(factor if self.mode != "neither" else 1.0)
         self.mode = mode
 
     def train(self) -> None:
@@ -345,10 +345,12 @@ def test_an_optimizer_that_is_evaluated_at_other_weights_is_and_trains_on_from_i
 
     plain, moded = run_of("torch.optim:SGD"), run_of(f"{HERE}:WithModes")
     found = evaluate(moded)["val_loss"]
-    plain.step(), moded.step()
+    plain.step()
+    moded.step()
     pairs = zip(plain.module.parameters(), moded.module.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
     halved = run_of("torch.optim:SGD")
     with torch.no_grad():
-        torch._foreach_mul_([*halved.module.parameters()], 0.5)
+        for parameter in halved.module.parameters():
+            parameter.mul_(0.5)
     assert found == evaluate(halved)["val_loss"]
