@@ -130,9 +130,8 @@ def on_report(context: StageContext[StageKeys], trial: Trial, metrics: Metrics, 
     decision = _on_validation(metrics)
     if decision.action is Action.STOP:
         return decision
-    if (
-        not trial.config.evaluations
-    ):  # a run of a few steps, of which no more is asked than a finite loss and usable steps
+    if not trial.config.evaluations:
+        # A run of a few steps, of which no more is asked than a finite loss and usable steps.
         decision = judge_losses(losses, 0, None, 1, None)
         return decision if decision.action is Action.STOP else _on_steps(context, metrics)
     decision = on_losses(context.config, trial, metrics, losses)

@@ -249,9 +249,8 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
     lost = [trial for trial in trials if trial.state.ruled_out]
     ends = [loss for one in lost if (loss := one.metric("val_loss")) is not None]
     whole = [mark.y for mark in marks] or ends or [1.0]
-    top = max(whole) + 3 * max(
-        max(whole) - min(whole), 0.05 * abs(max(whole))
-    )  # one that diverged must not flatten the others
+    # One that diverged must not flatten the others.
+    top = max(whole) + 3 * max(max(whole) - min(whole), 0.05 * abs(max(whole)))
     highest = max(min(loss, top) for loss in (*whole, *ends))
     joined = len({mark.x for mark in marks}) == len(marks)  # the seeds of one rate lie above each other
     edge = " It lies on the edge of the grid." if findings and findings.on_edge else ""

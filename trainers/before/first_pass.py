@@ -275,9 +275,8 @@ def _take(
     if (fault := _gradients_fault(config, module, is_called=bool(calls))) is not None:
         return FirstPass("refused", "pass", fault)
     is_short = pass_seconds < LONGEST_TO_REPEAT_SECONDS
-    counted = (
-        changing_with_calls(module, loss, batch, device) if is_short else None
-    )  # before other calls bring it to its end
+    # Before other calls bring a loss that counts them to its end.
+    counted = changing_with_calls(module, loss, batch, device) if is_short else None
     _look_at_samples(config, module, loss, classes.found, {"training": train_set, "validation": val_set}, device)
     with classes:
         check_sum(module, loss, train_set, device)

@@ -59,9 +59,8 @@ def _shuffled(sampler: Iterable[Any], number: int) -> list[int] | None:
     number: of the set. Where a sample comes in the one pass must say nothing of where it comes in the other: what is easy first, or
     likelier first, is an order that is meant.
     """
-    taken = itertools.islice(
-        itertools.chain(sampler, sampler), 2 * number
-    )  # one without an end is passed by so many samples
+    # Of one without an end a pass is as many samples as the set has.
+    taken = itertools.islice(itertools.chain(sampler, sampler), 2 * number)
     try:
         both = [operator.index(one) for one in taken]
     except TypeError:

@@ -901,7 +901,7 @@ class Movable:
 
 
 class MovedInPlace(Movable):
-    def to(self, device: torch.device) -> None:  # type: ignore[override]
+    def to(self, device: torch.device) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.x = self.x.to(device)
 
 

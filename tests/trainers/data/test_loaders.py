@@ -115,7 +115,7 @@ def test_a_sampler_of_ones_own_that_prefers_no_sample_is_a_shuffle(make: Callabl
 
 def test_of_a_part_of_a_set_a_study_takes_that_part_with_its_lengths() -> None:
     samples = TensorDataset(torch.arange(12))
-    samples.lengths, samples.content_hash = list(range(1, 13)), "that of the whole"  # type: ignore[attr-defined]
+    samples.lengths, samples.content_hash = list(range(1, 13)), "that of the whole"  # pyright: ignore[reportAttributeAccessIssue]
     found = read_by(DataLoader(samples, sampler=SubsetRandomSampler([7, 2, 5])), "the loader")
     assert isinstance(found, Loaded)
     assert [int(found[place][0]) for place in range(len(found))] == [2, 5, 7]
