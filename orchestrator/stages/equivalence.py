@@ -27,6 +27,12 @@ from batchscout.orchestrator.stages.figures import (
 )
 from batchscout.orchestrator.stages.findings import concluded, found
 from batchscout.orchestrator.stages.probing import max_samples
+from batchscout.orchestrator.stages.short_runs import (
+    notes_on_divergence,
+    short_id,
+    short_run,
+    why_they_diverge,
+)
 from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
@@ -105,8 +111,11 @@ def _reference_run(context: StageContext[Equivalence], split: Split) -> Proposal
     # A knob that changes the loss may want another precision, and would hide what the split does.
     names = mode.memory_knobs if mode else context.config.memory_knobs
     changes["memory_knobs"] = tuple(name for name in names if name not in that_change_the_loss(names))
+    name, changes["learning_rate"] = _run(context, split)
+    if name in context.study.trials:
+        return context.study.trials[name].proposal
     config = context.short_trial(split, mode, context.stage.steps, **changes)
-    return Proposal(_name(split), "equivalence", config, candidate=_name(split))
+    return Proposal(name, "equivalence", config, candidate=name)
 
 
 def _reference(context: StageContext[Equivalence]) -> Trial | None:
@@ -116,12 +125,17 @@ def _reference(context: StageContext[Equivalence]) -> Trial | None:
     return trial if trial and trial.state is TrialState.COMPLETE else None
 
 
+def _run(context: StageContext[Equivalence], split: Split) -> tuple[str, float]:
+    """Return (the id, the learning rate) of a split's run."""
+    return short_run(context, _name(split), split)
+
+
 def _name(split: Split) -> str:
     return f"equivalence-{split}"
 
 
 def _does_not_fit(context: StageContext[Equivalence], split: Split) -> bool:
-    trial = context.study.trials.get(_name(split))
+    trial = context.study.trials.get(_run(context, split)[0])
     return trial is not None and trial.state is TrialState.OUT_OF_MEMORY
 
 
@@ -200,7 +214,7 @@ def _of_split(context: StageContext[Equivalence], reference: Trial, split: Split
     return _compared(
         context,
         reference,
-        _name(split),
+        short_id(context, _name(split), split, reference.config.learning_rate),
         micro_batch_size=split.micro_batch_size,
         gradient_accumulation_steps=split.gradient_accumulation_steps,
     )
@@ -287,7 +301,8 @@ def conclude(context: StageContext[Equivalence]) -> Conclusion:
     if reference is not None and not _is_sum(reference):
         return _conclusion(context, "no_sum", _no_sum(reference))
     if reference is None or not rho:
-        reason = "nothing to compare: there are no two splits of this batch that could be run"
+        diverged = why_they_diverge(context) if reference is None else None
+        reason = f"nothing to compare: {diverged or 'there are no two splits of this batch that could be run'}"
         return Conclusion("equivalence", ok=True, reason=reason, notes=_left_out(context))
     if not _all_pass(context):
         return _conclusion(context, "splits_differ", _difference(context, reference), _meaning(reference))
@@ -300,7 +315,13 @@ def _conclusion(
 ) -> Conclusion:
     controls = _distances(context, control=True)
     findings = EquivalenceFindings(_tolerance(context), _distances(context, control=False), controls, judgement)
-    notes = (*meaning, *_on_dropout(context), *_on_precision(context), *_left_out(context))
+    notes = (
+        *meaning,
+        *_on_dropout(context),
+        *_on_precision(context),
+        *notes_on_divergence(context),
+        *_left_out(context),
+    )
     return concluded(findings, reason, notes, ok=judgement != "no_sum")
 
 

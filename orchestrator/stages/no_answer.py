@@ -13,6 +13,10 @@ LOWERED_BY = 4
 """As long as every run diverges, the next one has its learning rate divided by this."""
 MOST_LOWERED = 8
 """So many times at most: a learning rate of 1e-5 of what was asked for is no longer what makes a run diverge."""
+NOT_THE_RATE = (
+    "the rate is hardly the cause: look at the loss (a sum where a mean is meant, a logarithm of 0), at the scale of the data and at the "
+    "precision"
+)
 SAME_LOSS = 1e-6
 """Losses that are this close, as a share of themselves, are the same: not even rounding tells them apart."""
 
@@ -34,9 +38,8 @@ def why_none(trials: Sequence[Trial]) -> str | None:
         return "undetermined: nothing was run"
     if all_diverged(trials):
         return (
-            f"nothing trains: {_tried(trials)}, and all that ended by themselves diverged. If a run at the lowest rate was among them, the "
-            "rate is hardly the cause: look at the loss (a sum where a mean is meant, a logarithm of 0), at the scale of the data and at the "
-            "precision; else lower optimizer.lr further"
+            f"nothing trains: {_tried(trials)}, and all that ended by themselves diverged. If a run at the lowest rate was among them, "
+            f"{NOT_THE_RATE}; else lower optimizer.lr further"
         )
     return f"undetermined: {_tried(trials)}, and none finished with every seed; see the trials' reasons"
 

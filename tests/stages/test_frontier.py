@@ -838,12 +838,6 @@ def test_a_probe_that_failed_is_not_called_out_of_memory() -> None:
     assert not found.bad_input
 
 
-def test_where_the_first_probe_diverges_the_rate_is_named() -> None:
-    known = Known({"type": "frontier", "activation_checkpointing": ["none"]})
-    known.end("frontier-none-m1", "pruned", "the loss is nan", Cause.DIVERGED)
-    assert f"lower optimizer.lr ({known.context.config.optimizer.lr:g})" in known.conclude().reason
-
-
 def test_every_mode_of_the_product_is_probed() -> None:
     stage = {"type": "frontier", "activation_checkpointing": ["none", 0.5], "compile": [True, False]}
     stage |= {"cross_entropy": ["whole", "chunked"], "seq_len": [64]}

@@ -31,6 +31,7 @@ from batchscout.orchestrator.stages.frontier.progress import FrontierProgress
 from batchscout.orchestrator.stages.frontier.variants import Variant, variants
 from batchscout.orchestrator.stages.input_bound import input_bound
 from batchscout.orchestrator.stages.probing import num_full_runs
+from batchscout.orchestrator.stages.short_runs import notes_on_divergence, why_they_diverge
 from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion
@@ -57,7 +58,7 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
     notes += notes_on_knobs(known, findings)
     notes += _notes_on_lengths(findings, unit) + _notes_on_earlier_studies(known)
     notes += [f"not compared: {in_words(beyond)}"] if beyond else []
-    notes += notes_on_what_was_left_out(known) + notes_on_the_machine(known)
+    notes += notes_on_divergence(context) + notes_on_what_was_left_out(known) + notes_on_the_machine(known)
     return concluded(findings, _sentence(findings, unit, bool(beyond)), tuple(notes))
 
 
@@ -190,12 +191,11 @@ def _by_length(known: FrontierProgress) -> tuple[LengthFindings, ...]:
 
 
 def _nothing_fits(known: FrontierProgress) -> Conclusion:
-    broken = next((trial for trial in known.trials.all() if ended_for_another_reason(trial)), None)
-    if broken is not None:
-        diverged = (
-            f"; lower optimizer.lr ({known.context.config.optimizer.lr:g})" if broken.cause is Cause.DIVERGED else ""
-        )
-        reason = f"no probe succeeded; {broken.id}: {broken.explanation}{diverged}"
+    probes = (trial for trial in known.trials.all() if not trial.proposal.control)
+    broken = [trial for trial in probes if ended_for_another_reason(trial)]
+    if broken:
+        other = next((f"{one.id}: {one.explanation}" for one in broken if one.cause is not Cause.DIVERGED), None)
+        reason = f"no probe succeeded; {other or why_they_diverge(known.context)}"
         return Conclusion("frontier", ok=False, reason=reason)
     if fitting := known.finalists.fitting():
         reason = (

@@ -15,6 +15,7 @@ from batchscout.orchestrator.stages.frontier.findings import OperatingPoint
 from batchscout.orchestrator.stages.frontier.measured import peak_of
 from batchscout.orchestrator.stages.frontier.modes import prediction_key
 from batchscout.orchestrator.stages.probing import Cost, fastest_by_size, samples_per_second, seconds_at
+from batchscout.orchestrator.stages.short_runs import short_run
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
 from batchscout.trainers.before.peak_memory import PeakMemory
@@ -71,14 +72,18 @@ class FrontierTrials:
         """The micro-batch size that is the baseline's effective batch without accumulation."""
         return baseline_batch(self.context.config) // self.context.config.world_size
 
+    def _run(self, point: OperatingPoint, what: str = "") -> tuple[str, float]:
+        """Return (the id, the learning rate) of a trial of the point."""
+        return short_run(self.context, self.name(point, what), self.split(point))
+
     def probe_of(self, point: OperatingPoint) -> Trial | None:
-        return self.study.trials.get(self.name(point))
+        return self.study.trials.get(self._run(point)[0])
 
     def timing_of(self, point: OperatingPoint, number: int) -> Trial | None:
-        return self.study.trials.get(self.name(point, f"round{number}"))
+        return self.study.trials.get(self._run(point, f"round{number}")[0])
 
     def verification_of(self, point: OperatingPoint) -> Trial | None:
-        return self.study.trials.get(self.name(point, "verified"))
+        return self.study.trials.get(self._run(point, "verified")[0])
 
     def fits(self, trial: Trial) -> bool:
         """True if the trial ran, and left the headroom free."""
@@ -109,13 +114,14 @@ class FrontierTrials:
         return {"predicted_memory_bytes": predicted.bytes_at(point.micro_batch_size)} if predicted else {}
 
     def probe(self, point: OperatingPoint) -> Proposal:
-        name = self.name(point)
+        name, rate = self._run(point)
         if name in self.study.trials:
             return self.study.trials[name].proposal
         config = self.context.short_trial(
             self.split(point),
             point.mode,
             self.stage.steps,
+            learning_rate=rate,
             dynamic_micro_batch=True,
             gpu_timing_seconds=GPU_PROBE_SECONDS,
             longest_samples=True,
@@ -135,13 +141,14 @@ class FrontierTrials:
         self, point: OperatingPoint, what: str, *, role: str = "", fresh_process: bool = False, round: int | None = None
     ) -> Proposal:
         """Return a trial that is compiled for this size alone, as training will be."""
-        name = self.name(point, what)
+        name, rate = self._run(point, what)
         if name in self.study.trials:
             return self.study.trials[name].proposal
         config = self.context.short_trial(
             self.split(point),
             point.mode,
             TIMED_STEPS,
+            learning_rate=rate,
             gpu_timing_seconds=GPU_TIMING_SECONDS,
             longest_samples=fresh_process,
             evaluation_samples=self.context.split(point.micro_batch_size).effective_batch_size,

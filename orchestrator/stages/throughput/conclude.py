@@ -16,6 +16,7 @@ from batchscout.orchestrator.stages.figures import split_text
 from batchscout.orchestrator.stages.findings import concluded
 from batchscout.orchestrator.stages.forms import Form, Rate, rate_of
 from batchscout.orchestrator.stages.input_bound import input_bound
+from batchscout.orchestrator.stages.short_runs import notes_on_divergence, why_they_diverge
 from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
 from batchscout.orchestrator.stages.throughput.propose import ThroughputProgress
 from batchscout.orchestrator.study.state import Conclusion
@@ -27,7 +28,7 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
     known = ThroughputProgress(context)
     timed = known.timed
     if timed is None:
-        reason = "no effective batch could be measured; see the reasons of its trials"
+        reason = f"no effective batch could be measured; {why_they_diverge(context) or 'see the reasons of its trials'}"
         return Conclusion("throughput", ok=False, reason=reason)
     forms = _fastest_forms(known, timed)
     fastest = timed.fastest_first(forms.values())[0]
@@ -145,6 +146,7 @@ def _notes(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, For
     by_tokens = known.context.config.micro_batch is not None
     notes = [_BY_TOKENS if by_tokens else _EARLY]
     notes += [*known.batches.left_out, *_on_the_forms(known, timed, forms), *_on_the_machine(known, timed)]
+    notes += notes_on_divergence(known.context)
     single = [batch for batch, form in forms.items() if form.split.num_micro_batches == 1]
     if single and not by_tokens:
         notes.append(f"at {_listed(single)} a step is one micro-batch, so it tells no noise scale: that takes two")

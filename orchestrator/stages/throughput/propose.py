@@ -26,6 +26,7 @@ from batchscout.orchestrator.stages.probing import (
     samples_per_second,
     total,
 )
+from batchscout.orchestrator.stages.short_runs import short_run
 from batchscout.orchestrator.stages.throughput.batches import Batches, batches, named
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
 
@@ -159,7 +160,7 @@ class ThroughputProgress:
         return timed.fastest_first(ran)[0] if ran else None
 
     def trial_of(self, form: Form, number: int) -> Trial | None:
-        return self.context.study.trials.get(self._name(form, number))
+        return self.context.study.trials.get(self._run(form, number)[0])
 
     def first_round(self) -> list[Trial]:
         """Return the trials that measured the noise scale, and completed."""
@@ -167,20 +168,23 @@ class ThroughputProgress:
         return [trial for trial in trials if trial is not None and trial.state is TrialState.COMPLETE]
 
     def _timing(self, form: Form, number: int) -> Proposal:
-        name = self._name(form, number)
+        name, rate = self._run(form, number)
         if name in self.context.study.trials:
             return self.context.study.trials[name].proposal
         steps = self._steps(form, number)
-        config = self.context.short_trial(form.split, form.mode, steps, gpu_timing_seconds=GPU_TIMING_SECONDS)
+        config = self.context.short_trial(
+            form.split, form.mode, steps, gpu_timing_seconds=GPU_TIMING_SECONDS, learning_rate=rate
+        )
         return Proposal(name, "throughput", config, candidate=name, round=number)
 
     @cached_property
     def _chosen_mode(self) -> Mode | None:
         return chosen_mode(self.context.study)
 
-    def _name(self, form: Form, number: int) -> str:
+    def _run(self, form: Form, number: int) -> tuple[str, float]:
+        """Return (the id, the learning rate) of a form's trial in a round."""
         mode = "" if form.mode == self._chosen_mode else f"-{form.mode}"
-        return f"throughput-{form.split}{mode}-round{number}"
+        return short_run(self.context, f"throughput-{form.split}{mode}-round{number}", form.split)
 
 
 def _timed_steps(form: Form) -> int:

@@ -1,0 +1,83 @@
+"""Short runs, which measure memory, speed or rounding and not how well anything trains. What they measure hardly depends on the learning
+rate, so one that diverges is made again at a lower one, as are those after it. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.config.trial import scaled_learning_rate
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.no_answer import NOT_THE_RATE
+from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import counted
+from batchscout.trainers.config import Split
+
+LOWERED_BY = 64
+"""A run of a few steps need not train well, but end: so large a step finds such a rate soon."""
+MOST_LOWERED = 3
+"""So many times at most: a learning rate of 4e-6 of what was asked for is no longer what makes a run diverge."""
+
+
+def short_run(context: StageContext[StageKeys], name: str, split: Split) -> tuple[str, float]:
+    """Return (the id, the learning rate) of the short run of a split that has this name: what has run, or what is to run next.
+
+    Once a run has diverged at the lowest rate it stays the one.
+    """
+    trials = context.study.trials
+    if name in trials and trials[name].cause is not Cause.DIVERGED:
+        return name, trials[name].config.learning_rate
+    rule = _rule(context, split)
+    rates = [rule / LOWERED_BY**times for times in range(MOST_LOWERED + 1)]
+    ids = [short_id(context, name, split, rate) for rate in rates]
+    ran = (times for times, one in enumerate(ids) if one in trials and trials[one].cause is not Cause.DIVERGED)
+    times = next(ran, _num_lowered(context))
+    return ids[times], rates[times]
+
+
+def short_id(context: StageContext[StageKeys], name: str, split: Split, learning_rate: float) -> str:
+    return name if math.isclose(learning_rate, _rule(context, split)) else f"{name}-lr{learning_rate:.3g}"
+
+
+def _rule(context: StageContext[StageKeys], split: Split) -> float:
+    return scaled_learning_rate(context.config.optimizer, split.effective_batch_size)
+
+
+def _num_lowered(context: StageContext[StageKeys]) -> int:
+    """Return how many times the learning rate of short runs has been lowered by now."""
+    shares = [_rule(context, one.config.split) / one.config.learning_rate for one in diverged_short_runs(context)]
+    return min(round(math.log(max(shares) * LOWERED_BY, LOWERED_BY)), MOST_LOWERED) if shares else 0
+
+
+def diverged_short_runs(context: StageContext[StageKeys]) -> list[Trial]:
+    """Return those that diverged. A control may train for long, and at another precision."""
+    return [
+        trial
+        for trial in context.study.trials.values()
+        if trial.cause is Cause.DIVERGED and not trial.config.evaluations and not trial.proposal.control
+    ]
+
+
+def notes_on_divergence(context: StageContext[StageKeys]) -> list[str]:
+    """Return, of a stage with short runs, that some diverged, and at which learning rate they were made again."""
+    diverged = [one for one in diverged_short_runs(context) if one.stage == context.stage.type]
+    if not diverged:
+        return []
+    lowest = LOWERED_BY ** _num_lowered(context)
+    return [
+        f"{counted(len(diverged), 'short run')} diverged, to be made again at a lower learning rate, 1/{lowest:,} of the study's at the "
+        "lowest: memory and speed hardly depend on it"
+    ]
+
+
+def why_they_diverge(context: StageContext[StageKeys]) -> str | None:
+    """Return the last short run that diverged, with the remedy; None where none did."""
+    diverged = diverged_short_runs(context)
+    if not diverged:
+        return None
+    last = diverged[-1]
+    return (
+        f"{last.id}: {last.explanation}, at learning rates from {_rule(context, last.config.split):.3g} down to "
+        f"{last.config.learning_rate:.3g}: {NOT_THE_RATE}"
+    )
