@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from batchscout.orchestrator.config.mode import Mode
+from batchscout.orchestrator.config.mode import Mode, mode_of
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal
+from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, TrialState
 from batchscout.trainers.config import Split
+
+MOST_HALVED = 2
+"""So many times a micro-batch that had fitted is halved: what fills the memory even then is not the micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,45 @@ class Candidate:
     """How fast it is expected to train; None where that is not known."""
     protected: bool = False
     """True if it is never cut before the end."""
+
+
+def seeded_where_it_fits(
+    context: StageContext[StageKeys], name: str, candidate: Candidate, **changes: object
+) -> list[Proposal]:
+    """Return the same as `seeded`; where that micro-batch has run out of memory in a full run, the same effective batch in micro-batches
+    of half the size or less, which makes the same gradients. A short run may have fitted: samples of many lengths take memory
+    of their own.
+    """
+    proposals, split = seeded(context, name, candidate, **changes), candidate.split
+    for _ in range(MOST_HALVED):
+        smaller = _in_smaller_micro_batches(split, context.study.facts.smallest_micro_batch)
+        if smaller is None or not _has_run_out(context, proposals):
+            break
+        split = smaller
+        proposals = seeded(context, f"{name}-{split}", replace(candidate, split=split), **changes)
+    return proposals
+
+
+def _has_run_out(context: StageContext[StageKeys], proposals: Sequence[Proposal]) -> bool:
+    """True if one of these has run out of memory or, before any of them is made, another full run in the same mode did so in micro-batches
+    that are no larger."""
+    trials, config = context.study.trials, proposals[0].config
+    made = [trials[one.id] for one in proposals if one.id in trials]
+    others = (
+        trial
+        for trial in trials.values()
+        if trial.is_full_run
+        and trial.config.micro_batch_size <= config.micro_batch_size
+        and mode_of(trial.config) == mode_of(config)
+    )
+    return any(trial.state is TrialState.OUT_OF_MEMORY for trial in made or others)
+
+
+def _in_smaller_micro_batches(split: Split, smallest: int) -> Split | None:
+    """Return the same effective batch in the largest micro-batches of at most half the size; None below the smallest size."""
+    per_rank, most = split.micro_batch_size * split.gradient_accumulation_steps, split.micro_batch_size // 2
+    size = next((size for size in range(most, smallest - 1, -1) if per_rank % size == 0), None)
+    return None if size is None else Split(size, per_rank // size, split.world_size)
 
 
 def seeded(context: StageContext[StageKeys], name: str, candidate: Candidate, **changes: object) -> list[Proposal]:

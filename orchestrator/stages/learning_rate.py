@@ -12,7 +12,7 @@ import numpy as np
 from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import LearningRate, Train
 from batchscout.orchestrator.config.trial import scaled_learning_rate
-from batchscout.orchestrator.stages.candidates import Candidate, seeded
+from batchscout.orchestrator.stages.candidates import Candidate, seeded_where_it_fits
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS, seeds_bar, with_deviation
@@ -66,7 +66,7 @@ def _runs_at(context: StageContext[LearningRate], rate: float, name: str) -> lis
     else:
         candidate = Candidate("", _split(context, winner), mode_of(winner.config), winner.config.sample_budget)
     rungs = context.stage.pruner.rungs(context.config.sample_budget, candidate.sample_budget)
-    return seeded(context, name, candidate, learning_rate=rate, rungs=rungs)
+    return seeded_where_it_fits(context, name, candidate, learning_rate=rate, rungs=rungs)
 
 
 def _split(context: StageContext[LearningRate], trial: Trial) -> Split:

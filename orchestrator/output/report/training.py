@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
+from batchscout.orchestrator.output.known import baseline_run
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.tables import html_table, number_cell
@@ -54,7 +55,7 @@ class RunCurves:
 
 def read_curves(run_dir: Path, study: Study, winner: str | None) -> list[RunCurves]:
     """Return the curves of the recommended run and of the baseline's, as far as there are any."""
-    shown = {"recommended": study.trials.get(winner or ""), "baseline": _first_protected(study)}
+    shown = {"recommended": study.trials.get(winner or ""), "baseline": baseline_run(study) or _first_protected(study)}
     if shown["recommended"] is shown["baseline"]:
         shown = {"baseline": shown["baseline"]}
     found = [_curves(name, trial_directory(run_dir, trial.id)) for name, trial in shown.items() if trial]

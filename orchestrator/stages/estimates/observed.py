@@ -11,6 +11,7 @@ from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.estimates.ranking import Standing, by_candidate, late_gain_of_scores, standings
 from batchscout.orchestrator.stages.estimates.surface import (
     DOUBLING,
+    OFFSET_SPREADS,
     Coordinates,
     Observation,
     Room,
@@ -47,15 +48,31 @@ def surface_through(
     if all(one.loss is None for one in observed):
         return None
     ranking = standings(trials, config.target_loss)
-    rule = {batch: scaled_learning_rate(config.optimizer, batch) for batch in batches}
+    rule = Coordinates({batch: scaled_learning_rate(config.optimizer, batch) for batch in batches})
     late_gain, off = late_gain_of_scores(ranking), off_speed or {}
     worth = DOUBLING * late_gain if config.objective == "time" else 0.0  # seconds to a target are those of the runs
     speeds = {
         batch: Speed(worth * deviation / math.log(2), -worth * math.log2(off.get(batch, 1.0)))
         for batch, deviation in (timings or {}).items()
-        if batch in rule
+        if batch in rule.batches
     }
-    return fit(Coordinates(rule), observed, late_gain, speeds, in_seconds=config.target_loss is not None, room=room)
+    return fit(
+        _among_those_that_train(rule, observed),
+        observed,
+        late_gain,
+        speeds,
+        in_seconds=config.target_loss is not None,
+        room=room,
+    )
+
+
+def _among_those_that_train(rule: Coordinates, observed: Sequence[Observation]) -> Coordinates:
+    """Return the coordinates that the surface is fitted in: the rule's or, where the highest rate that trains lies further below that
+    than the prior reaches, those whose rule is that rate. A run far from all that is expected would count as an outlier."""
+    heights = [rule.u(one.effective_batch_size, one.learning_rate) for one in observed if one.loss is not None]
+    if max(heights) >= -2 * max(OFFSET_SPREADS):
+        return rule
+    return Coordinates({batch: rule.rate(batch, max(heights)) for batch in rule.batches})
 
 
 def setting_of(trial: Trial) -> Setting:

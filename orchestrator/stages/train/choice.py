@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +57,7 @@ def surface_of(context: StageContext[Train], lineup: Lineup, room: Room | None =
     """Return the surface through what has ended so far; None before anything has completed. room: how far it is drawn beyond the
     candidates."""
     trials = full_runs(context.study)
-    lost = {trial.config.effective_batch_size for trial in trials if _cannot_run(trial)}
+    lost = _that_cannot_run(trials)
     known = {one.effective_batch_size for one in observations(trials, context.config.target_loss)}
     batches = [one.split.effective_batch_size for one in lineup.candidates]
     kept = [batch for batch in batches if batch in known or batch not in lost]
@@ -79,8 +80,11 @@ def compares_as_now(context: StageContext[Train]) -> bool:
     return {trial.config.effective_batch_size for trial in full_runs(context.study)} <= candidates
 
 
-def _cannot_run(trial: Trial) -> bool:
-    return trial.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+def _that_cannot_run(trials: Sequence[Trial]) -> set[int]:
+    """Return the batches none of whose runs completed or may yet: each failed or ran out of memory."""
+    cannot = {one.candidate for one in trials if one.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)}
+    others = {one.config.effective_batch_size for one in trials if one.candidate not in cannot}
+    return {one.config.effective_batch_size for one in trials} - others
 
 
 def so_far(context: StageContext[Train]) -> str:

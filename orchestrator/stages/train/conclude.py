@@ -18,6 +18,7 @@ from batchscout.orchestrator.stages.estimates.generalisation import (
 from batchscout.orchestrator.stages.estimates.observed import setting_of
 from batchscout.orchestrator.stages.estimates.ranking import Standing, loss_at_samples, standings
 from batchscout.orchestrator.stages.estimates.surface import Array, Setting, Surface
+from batchscout.orchestrator.stages.figures import split_text
 from batchscout.orchestrator.stages.findings import concluded, found
 from batchscout.orchestrator.stages.no_answer import why_none
 from batchscout.orchestrator.stages.rates import rates
@@ -52,6 +53,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
     winner = next(one for one in ranking if one.trials[0].id == findings.winner)
     notes = (
         *lineup_of(context).left_out,
+        *_in_smaller_micro_batches(context),
         *_repeated(context, ranking),
         *_at_equal_samples(ranking, winner),
         *_off_their_speed(findings),
@@ -107,6 +109,25 @@ def _time_for_the_same_samples(context: StageContext[Train], batch: int, other: 
     }
     comparable = context.config.objective != "samples" and {batch, other} <= known.keys()
     return known[other] / known[batch] if comparable else None
+
+
+def _in_smaller_micro_batches(context: StageContext[Train]) -> list[str]:
+    """Return which runs did not fit into memory after all, and how their batches were trained."""
+    runs = full_runs(context.study)
+    lost = {trial.config.split: trial for trial in reversed(runs) if trial.state is TrialState.OUT_OF_MEMORY}
+    notes = []
+    for split, trial in sorted(lost.items(), key=lambda one: one[0].effective_batch_size):
+        others = {run.config.split for run in runs if run.state is TrialState.COMPLETE} - {split}
+        smaller = sorted(
+            map(split_text, (one for one in others if one.effective_batch_size == split.effective_batch_size))
+        )
+        instead = f"trained as {' and '.join(smaller)}, which makes the same gradients" if smaller else "not trained"
+        samples = trial.metric("samples_seen")
+        notes.append(
+            f"a run of effective batch {split.effective_batch_size} as {split_text(split)} ran out of memory"
+            f"{f' after {samples:,.0f} samples' if samples else ''} ({trial.reason}), though a short one had fitted: the batch was {instead}"
+        )
+    return notes
 
 
 def _repeated(context: StageContext[Train], ranking: Sequence[Standing]) -> list[str]:

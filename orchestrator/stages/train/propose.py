@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.config.trial import scaled_learning_rate, warmup_samples
-from batchscout.orchestrator.stages.candidates import Candidate, seeded
+from batchscout.orchestrator.stages.candidates import Candidate, seeded_where_it_fits
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.next_run import APART, next_run
 from batchscout.orchestrator.stages.estimates.observed import setting_of
@@ -36,7 +36,7 @@ def propose(context: StageContext[Train]) -> list[Proposal]:
     """Return the runs asked for before, and those that would tell most now, one for each free lane."""
     lineup = lineup_of(context)
     asked = _asked(context, lineup)
-    unheard = _unheard(context, asked)
+    unheard = _unheard(context, lineup, asked)
     left = context.stage.max_runs - sum(not _diverged_first(context, setting) for setting in asked)
     for _ in range(min(context.num_lanes - len(unheard), left)):
         setting = _lowered(context, lineup, unheard) or _next(context, lineup, asked, unheard)
@@ -56,12 +56,10 @@ def _asked(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
     return asked
 
 
-def _unheard(context: StageContext[Train], asked: Sequence[Setting]) -> list[Setting]:
+def _unheard(context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting]) -> list[Setting]:
     """Return those that have yet to end, with all their seeds."""
-    trials = context.trials()
-    busy = {trial.candidate for trial in trials if not trial.state.ended}
-    ended = [setting_of(trial) for trial in trials if trial.candidate not in busy]
-    return [setting for setting in asked if not any(_same(setting, one) for one in ended)]
+    ended = {trial.id for trial in context.trials() if trial.state.ended}
+    return [setting for setting in asked if not {one.id for one in _runs_of(context, lineup, setting)} <= ended]
 
 
 def _lowered(context: StageContext[Train], lineup: Lineup, unheard: Sequence[Setting]) -> Setting | None:
@@ -137,7 +135,9 @@ def _runs_of(context: StageContext[Train], lineup: Lineup, setting: Setting) -> 
         name += f"-lr{setting.learning_rate:.3g}"
         candidate = replace(candidate, protected=False)
     snapshots = _snapshots(context, candidate) if candidate.protected else ()
-    return seeded(context, name, candidate, learning_rate=setting.learning_rate, rungs=rungs, noise_snapshots=snapshots)
+    return seeded_where_it_fits(
+        context, name, candidate, learning_rate=setting.learning_rate, rungs=rungs, noise_snapshots=snapshots
+    )
 
 
 def _snapshots(context: StageContext[Train], candidate: Candidate) -> tuple[int, ...]:
