@@ -96,7 +96,7 @@ def _such_as(place: Place, value: object) -> str | None:
     if section is not None and isinstance(value, str) and value in section.model_fields:
         return f"write {{{value}: ...}}"
     if section is not None and isinstance(value, str) and "device_hours" in section.model_fields:
-        time = re.fullmatch(r"([\d.]+)\s*([a-z]*)", value)
+        time = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", value)
         if not time or time[2] not in _HOURS:
             return "write the hours, such as {device_hours: 2}"
         return f"write {{device_hours: {float(time[1]) * _HOURS[time[2]]:g}}}"

@@ -143,6 +143,7 @@ def test_a_fault_is_never_told_in_the_words_of_a_library() -> None:
     ("seeds=[-1]", "seeds.0: it is -1, and takes at least 0; change it"),
     ("real_run=1e6", "write {samples: 1000000}"),
     ("budget=2h", "write {device_hours: 2}"),
+    ("budget=1.2.3h", "write the hours, such as {device_hours: 2}"),
     ("budget=90 min", "write {device_hours: 1.5}"),
     ("max_runs=4", "max_runs: no such key; write stages.train.max_runs"),
     ("batch=32", "write {effective_batch_size: 32}"),

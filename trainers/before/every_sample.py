@@ -64,6 +64,24 @@ def look_through(
             break
 
 
+def look_for_targets(samples: SampleSet, name: str, count: int, targets_of: Callable[[Any], float]) -> None:
+    """Raise DataFault where no sample has a target. targets_of: returns how many targets a batch has.
+
+    Two samples are looked at at a time: some losses take no single one.
+    """
+    ends, looked_at = time.monotonic() + SECONDS, 0
+    for index in spread(min(len(samples), count)):
+        if targets_of(fetch(samples, [index, (index + 1) % len(samples)])) > 0:
+            return
+        looked_at += 1
+        if time.monotonic() > ends:
+            break
+    raise DataFault(
+        f"none of {looked_at} {name} samples, from all parts of the set, has a target: every label of theirs is masked (-100, or the "
+        "loss's ignore_index), so there is nothing to learn from them; look at how the labels are made"
+    )
+
+
 def _as_batch(samples: SampleSet, index: int) -> Any:
     """Return a sample as a batch; beside the first one where the set's own code makes none of it alone, as it leaves some out."""
     try:

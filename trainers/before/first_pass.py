@@ -23,7 +23,7 @@ from torch import nn
 from batchscout.trainers.before.changing_loss import changing_with_calls, changing_with_steps
 from batchscout.trainers.before.classes import Classes, ClassesSeen
 from batchscout.trainers.before.digests import digest_of_model, digests_of_data
-from batchscout.trainers.before.every_sample import look_through
+from batchscout.trainers.before.every_sample import look_for_targets, look_through
 from batchscout.trainers.before.given import given_text
 from batchscout.trainers.before.own_process import asked, own_process
 from batchscout.trainers.config import TrialConfig
@@ -313,6 +313,9 @@ def _look_at_samples(
     def loss_of(batch: Any) -> float:
         return evaluated(module, loss, move(batch, device))[0]
 
+    def targets_of(batch: Any) -> float:
+        return evaluated(module, loss, move(batch, device))[1]
+
     def check_targets(batch: Any, what: str) -> None:
         if classes is not None and isinstance(config.loss, CrossEntropyCriterion):
             classes.check(batch[config.loss.targets if isinstance(batch, Mapping) else -1], what)
@@ -320,6 +323,7 @@ def _look_at_samples(
     for name, samples in sets.items():
         count = config.evaluation_samples if name == "validation" else len(samples)
         look_through(samples, name, count, loss_of, check_targets)
+        look_for_targets(samples, name, count, targets_of)
 
 
 def _without_a_loss(config: TrialConfig) -> str:

@@ -58,6 +58,13 @@ def with_one(change: str, of: str = "train") -> tuple[Any, Any]:
     return (other, sound) if of == "train" else (sound, other)
 
 
+def masked(of: str, all_but: int | None = None) -> tuple[Any, Any]:
+    """Sets of which one has no labels, or those of one sample alone."""
+    sound = samples(NUM_SAMPLES)
+    without = [one if number == all_but else CHANGES["ignored"](one) for number, one in enumerate(sound)]
+    return (without, sound) if of == "train" else (sound, without)
+
+
 class WithoutNone(With):
     """Its own code leaves out what could not be read."""
 
@@ -113,11 +120,11 @@ def by_its_parts(module: Net, batch: Sample) -> tuple[Tensor, Tensor]:
     return F.cross_entropy(logits, batch[1], reduction="sum"), torch.tensor(len(batch[1]))
 
 
-def trial(kind: str = "plain", data: str = "with_one", **changes: Any) -> TrialConfig:
+def trial(kind: str = "plain", data: str | DataConfig = "with_one", **changes: Any) -> TrialConfig:
     kwargs = {"change": "ignored"} if data == "with_one" else {}
     fields = {
         "model": {"target": f"{__name__}:Net", "kwargs": {"kind": kind}},
-        "data": {"target": f"{__name__}:{data}", "kwargs": kwargs},
+        "data": {"target": f"{__name__}:{data}", "kwargs": kwargs} if isinstance(data, str) else data,
         "loss": "cross_entropy",
         "micro_batch_size": 4,
         "compile": False,
@@ -157,6 +164,15 @@ def test_a_sample_that_none_can_train_on_is_named(change: str, said: str, of: st
 
 def test_a_target_that_does_not_count_is_no_fault() -> None:
     assert passed(with_data(change="ignored")).outcome == "passed"
+
+
+@pytest.mark.parametrize(("of", "name"), [("train", "training"), ("val", "validation")])
+def test_a_set_without_a_target_is_refused_and_one_with_few_is_not(of: str, name: str) -> None:
+    found = passed(trial(data=DataConfig(target=f"{__name__}:masked", kwargs={"of": of})))
+    assert found.outcome == "refused"
+    assert found.said.startswith(f"none of {NUM_SAMPLES} {name} samples, from all parts of the set, has a target")
+    few = trial(data=DataConfig(target=f"{__name__}:masked", kwargs={"of": of, "all_but": BAD}))
+    assert passed(few).outcome == "passed"
 
 
 def test_a_sample_that_the_set_leaves_out_by_itself_is_no_fault() -> None:
