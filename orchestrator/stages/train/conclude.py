@@ -20,6 +20,7 @@ from batchscout.orchestrator.stages.estimates.ranking import Standing, loss_at_s
 from batchscout.orchestrator.stages.estimates.surface import Array, Setting, Surface
 from batchscout.orchestrator.stages.figures import split_text
 from batchscout.orchestrator.stages.findings import concluded, found
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.no_answer import why_none
 from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
@@ -113,9 +114,9 @@ def _time_for_the_same_samples(context: StageContext[Train], batch: int, other: 
 
 def _in_smaller_micro_batches(context: StageContext[Train]) -> list[str]:
     """Return which runs did not fit into memory after all, and how their batches were trained."""
-    runs = full_runs(context.study)
+    runs, notes = full_runs(context.study), list[str]()
     lost = {trial.config.split: trial for trial in reversed(runs) if trial.state is TrialState.OUT_OF_MEMORY}
-    notes = []
+    though = ", though a short one had fitted" if found(context.study, FrontierFindings) else ""
     for split, trial in sorted(lost.items(), key=lambda one: one[0].effective_batch_size):
         others = {run.config.split for run in runs if run.state is TrialState.COMPLETE} - {split}
         smaller = sorted(
@@ -125,7 +126,7 @@ def _in_smaller_micro_batches(context: StageContext[Train]) -> list[str]:
         samples = trial.metric("samples_seen")
         notes.append(
             f"a run of effective batch {split.effective_batch_size} as {split_text(split)} ran out of memory"
-            f"{f' after {samples:,.0f} samples' if samples else ''} ({trial.reason}), though a short one had fitted: the batch was {instead}"
+            f"{f' after {samples:,.0f} samples' if samples else ''} ({trial.reason}){though}: the batch was {instead}"
         )
     return notes
 
