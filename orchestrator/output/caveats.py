@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.known import baseline_run, known_of, without_setting
+from batchscout.orchestrator.output.known import baseline_run, known_of, without_change
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages.context import disturbance_in
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
@@ -44,7 +44,7 @@ def caveats_of(config: StudyConfig, study: Study, winner: Trial, nearest: Trial,
     limits = [
         f"the study's runs are too short for {in_words(short)}" if short else "",
         f"it is the {edge}" if edge else "",
-        RATE_ON_EDGE if is_on_edge(study, without_setting(study, winner)) else "",
+        RATE_ON_EDGE if is_on_edge(study, without_change(study, winner)) else "",
     ]
     measured = f"measured with {scope_of(config, study, winner)}"
     if asks_for_the_length(config, study, winner):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.stages.branch import BranchFindings
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import carried_to
 from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
@@ -106,7 +107,9 @@ def kept_setting(study: Study, winner: Trial) -> Setting | None:
     return findings.kept if findings and findings.winner == winner.id else None
 
 
-def without_setting(study: Study, winner: Trial) -> Trial:
-    """Return the run that was chosen before the regularization stage."""
-    findings = found(study, RegularizationFindings)
-    return study.trials[findings.source] if findings and findings.winner == winner.id else winner
+def without_change(study: Study, winner: Trial) -> Trial:
+    """Return the run that was chosen before the stage that changes one thing of it; the winner where no stage has changed it."""
+    for findings in (found(study, RegularizationFindings), found(study, BranchFindings)):
+        if findings and findings.winner == winner.id:
+            return study.trials[findings.source]
+    return winner

@@ -23,11 +23,10 @@ from batchscout.orchestrator.output.known import (
     kept_setting,
     known_of,
     undecided_between,
-    without_setting,
+    without_change,
 )
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.output.scope import scope_of
-from batchscout.orchestrator.stages.branch import BranchFindings
 from batchscout.orchestrator.stages.cost import pays_from
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.findings import found
@@ -62,7 +61,7 @@ def settings_text(study: Study, winner: Trial, trial: TrialConfig) -> str:
 
 def _why_with_what_is_open(config: StudyConfig, study: Study, winner: Trial) -> str:
     said = [_why(config, study, winner)]
-    if is_on_edge(study, without_setting(study, winner)):
+    if is_on_edge(study, without_change(study, winner)):
         said.append(RATE_ON_EDGE[0].upper() + RATE_ON_EDGE[1:])
     if end := at_an_end(config, study, winner):
         said.append(f"It is the {end}")
@@ -150,15 +149,13 @@ def _growing(trial: TrialConfig) -> str:
 
 
 def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
-    """Return what it wins against the baseline, and how sure that is; a ramp, what it wins against the run whose batch
-    stays."""
+    """Return what it wins against the baseline, and how sure that is; first, what it wins against the run that one thing of it was changed
+    of."""
     if real := carried_to(study, winner):
         return _for_the_real_run(config, study, winner, real)
-    if winner.config.ramp:
-        return _against_constant(config, study, winner)
-    plain = without_setting(study, winner)
+    plain = without_change(study, winner)
     if plain is not winner:
-        return f"{_against_plain(study, winner, plain)}; for that one, {_why(config, study, plain)}"
+        return f"{_against_plain(config, study, winner, plain)}; for that one, {_why(config, study, plain)}"
     ours, target = _standing(study, winner, config.target_loss), config.target_loss
     baseline, known = baseline_run(study), known_of(config, study, winner)
     if baseline is None:
@@ -227,11 +224,9 @@ def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known)
 def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
     """Return what the recommended setting saves, in a line."""
     known, baseline, real = known_of(config, study, winner), baseline_run(study), carried_to(study, winner)
-    if winner.config.ramp:
-        return _against_constant(config, study, winner)
-    plain = without_setting(study, winner)
+    plain = without_change(study, winner)
     if plain is not winner:
-        return f"{_against_plain(study, winner, plain)}; of that one: {saved_text(config, study, plain)}"
+        return f"{_against_plain(config, study, winner, plain)}; of that one: {saved_text(config, study, plain)}"
     if (known and known.keeps_own) or (baseline and baseline.candidate == winner.candidate):
         return "nothing: it is your own setting"
     if known and known.time and baseline:
@@ -265,20 +260,14 @@ def _is_only_batch(study: Study) -> bool:
     return bool(findings and len(findings.batches) == 1)
 
 
-def _against_constant(config: StudyConfig, study: Study, ramp: Trial) -> str:
-    findings, target = found(study, BranchFindings), config.target_loss
-    assert findings, "only the branch stage trains ramps"
-    ours, theirs = _standing(study, ramp, target), _standing(study, study.trials[findings.source], target)
-    same = f"the same run with a batch that stays {_ending(theirs, target)}"
-    cost = {"time": " after the same training time", "samples": " after the same samples", "target": ""}[
-        config.objective
-    ]
-    return f"it {_ending(ours, target)}, {same}{cost}, which is more than seeds vary"
-
-
-def _against_plain(study: Study, winner: Trial, plain: Trial) -> str:
-    ours, theirs = (_standing(study, trial, None).val_loss for trial in (winner, plain))
-    return f"it ends at val loss {loss_text(ours)}, the same run without {kept_setting(study, winner)} at {loss_text(theirs)}, which is more than seeds vary"
+def _against_plain(config: StudyConfig, study: Study, winner: Trial, plain: Trial) -> str:
+    """Return what the one thing that was changed wins. A ramp was judged as the study judges its runs, a setting by the loss after as many
+    samples."""
+    judged, target = (config.objective, config.target_loss) if winner.config.ramp else ("samples", None)
+    ours, theirs = _standing(study, winner, target), _standing(study, plain, target)
+    without = "with a batch that stays" if winner.config.ramp else f"without {kept_setting(study, winner)}"
+    cost = {"time": " after the same training time", "samples": " after the same samples", "target": ""}[judged]
+    return f"it {_ending(ours, target)}, the same run {without} {_ending(theirs, target)}{cost}, which is more than seeds vary"
 
 
 def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:

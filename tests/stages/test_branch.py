@@ -325,11 +325,32 @@ def test_a_ramp_that_wins_is_recommended_with_its_phases() -> None:
         "Train with micro-batch 8, no accumulation (effective batch 8), activation checkpointing none and learning rate 0.001, "
         "and let the effective batch grow: 16 from 1,365 samples (learning rate 0.00141), 24 from 2,731 samples (learning rate "
         f"0.00173), 32 from 4,096 samples (learning rate 0.002): it ends at val loss {ramp:.3f}, the same run with a batch that "
-        f"stays ends at val loss {chosen:.3f} after the same training time, which is more than seeds vary. Measured with 3 "
-        "seeds, 256 validation samples, a run of 14.4k samples, effective batch 8, accumulation up to 4."
+        f"stays ends at val loss {chosen:.3f} after the same training time, which is more than seeds vary; for that one, it "
+        "is the only batch that was tried. Measured with 3 seeds, 256 validation samples, a run of 14.4k samples, effective batch "
+        "8, accumulation up to 4."
     )
     page = render_report(config, known, recommended)
     assert "the batch is to grow (ramp), which a study file cannot express" in page
+
+
+def test_a_ramp_has_the_doubts_about_the_rate_of_the_run_that_it_grows_from() -> None:
+    def better_at_twice_the_rate(config: TrialConfig, samples: int) -> dict[str, Any]:
+        point = GROWING(config, samples)
+        return point | {"val_loss": point["val_loss"] - (0.05 if config.learning_rate > 1.5e-3 or config.ramp else 0)}
+
+    config, known = played(
+        better_at_twice_the_rate, seeds=SEEDS, between=[{"type": "learning_rate", "multipliers": [2, 1]}]
+    )
+    assert findings_of(known).winner == "branch-linear-s0"
+    for on_edge in (False, True):
+        tuned = known.conclusions["learning_rate"]
+        assert isinstance(tuned.findings, dict)
+        known.conclusions["learning_rate"] = replace(tuned, findings=tuned.findings | {"on_edge": on_edge})
+        recommended = recommend(config, known)
+        assert recommended is not None
+        assert recommended.answer is not None
+        assert any("at the edge" in caveat for caveat in recommended.answer.caveats) is on_edge
+        assert ("at the edge" in recommended.verdict) is on_edge
 
 
 def test_a_ramp_that_gains_nothing_is_not() -> None:

@@ -109,7 +109,9 @@ def test_a_setting_that_lowers_the_loss_is_kept_and_recommended_with_what_it_gai
     assert recommendation.model_changes == {"dropout": 0.1}
     assert recommendation.learning_rate == plain.config.learning_rate
     assert ", and dropout 0.1: it ends at val loss" in recommendation.verdict
-    assert f"the same run without dropout 0.1 at {plain.measured('val_loss'):.3f}" in recommendation.verdict
+    assert (
+        f"the same run without dropout 0.1 ends at val loss {plain.measured('val_loss'):.3f}" in recommendation.verdict
+    )
     assert "with your own setting" in recommendation.verdict
     assert (
         "dropout 0.1 is kept, as it lowers the loss by more than seeds vary"
