@@ -11,9 +11,9 @@ from enum import StrEnum
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.caveats import caveats_of, not_carried, worth_a_longer_run
 from batchscout.orchestrator.output.deciding import ToDecide, longer_runs, to_decide
-from batchscout.orchestrator.output.known import Known, kept_setting, known_of
+from batchscout.orchestrator.output.known import Known, known_of
 from batchscout.orchestrator.output.verdict import open_text, saved_text, settings_text, wasted_text
-from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages import change_of, stage_of
 from batchscout.orchestrator.stages.horizons import nearest_run
 from batchscout.orchestrator.stages.too_short import in_words
 from batchscout.orchestrator.study.state import Study
@@ -111,7 +111,7 @@ def answer_of(config: StudyConfig, study: Study, winner: Trial, trial: TrialConf
     if badge is Badge.KEEP_YOURS and not is_own_form:
         gain = "nothing by batch and learning rate: they are your own, in the fastest form that was measured"
     return Answer(
-        settings_text(study, winner, trial),
+        settings_text(config, study, winner, trial),
         badge,
         because,
         gain,
@@ -137,10 +137,10 @@ def _how_sure(config: StudyConfig, study: Study, winner: Trial) -> tuple[Badge, 
         return badge, because
     if open_still := _what_is_open(config, study, winner):
         return Badge.UNDETERMINED, open_still
-    setting = kept_setting(study, winner)
-    if not winner.config.ramp and not setting:
+    change = change_of(config, study, winner)
+    if change is None:
         return badge, because
-    more = f"{setting or 'the growing batch'} lowers the loss by more than seeds vary"
+    more = f"{change.in_words(winner.config) or 'the growing batch'} lowers the loss by more than seeds vary"
     stays = "batch and learning rate are your own" if badge is Badge.KEEP_YOURS else because
     return Badge.DECIDED, f"{stays}; {more}"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.known import baseline_run, known_of, without_change
+from batchscout.orchestrator.output.known import baseline_run, known_of
 from batchscout.orchestrator.output.scope import scope_of
+from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.context import disturbance_in
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
 from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
@@ -44,7 +45,7 @@ def caveats_of(config: StudyConfig, study: Study, winner: Trial, nearest: Trial,
     limits = [
         f"the study's runs are too short for {in_words(short)}" if short else "",
         f"it is the {edge}" if edge else "",
-        RATE_ON_EDGE if is_on_edge(study, without_change(study, winner)) else "",
+        RATE_ON_EDGE if is_on_edge(config, study, winner) else "",
     ]
     measured = f"measured with {scope_of(config, study, winner)}"
     if asks_for_the_length(config, study, winner):
@@ -200,9 +201,11 @@ def worth_a_longer_run(config: StudyConfig, study: Study) -> list[TooShort]:
 RATE_ON_EDGE = "the learning rate is at the edge of those that were tried: one beyond it may be better"
 
 
-def is_on_edge(study: Study, winner: Trial) -> bool:
-    findings = found(study, LearningRateFindings)
-    return findings is not None and findings.on_edge and winner.stage == findings.STAGE
+def is_on_edge(config: StudyConfig, study: Study, winner: Trial) -> bool:
+    """True of the learning rate of the winner, or of the run that it is a change of."""
+    findings, change = found(study, LearningRateFindings), change_of(config, study, winner)
+    chosen = study.trials[change.source] if change else winner
+    return findings is not None and findings.on_edge and chosen.stage == findings.STAGE
 
 
 def asks_for_the_length(config: StudyConfig, study: Study, winner: Trial) -> bool:

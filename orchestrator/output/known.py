@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.stages.branch import BranchFindings
-from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import carried_to
-from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
 from batchscout.orchestrator.stages.train import BatchFindings, TimeGain, TrainFindings, trained
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
@@ -99,17 +96,3 @@ def compared_of(study: Study, winner: Trial) -> Compared | None:
 def baseline_run(study: Study) -> Trial | None:
     """Return the baseline's run; None where it has not completed."""
     return next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
-
-
-def kept_setting(study: Study, winner: Trial) -> Setting | None:
-    """Return what the regularization stage adds to the run that was chosen before; None where it adds nothing."""
-    findings = found(study, RegularizationFindings)
-    return findings.kept if findings and findings.winner == winner.id else None
-
-
-def without_change(study: Study, winner: Trial) -> Trial:
-    """Return the run that was chosen before the stage that changes one thing of it; the winner where no stage has changed it."""
-    for findings in (found(study, RegularizationFindings), found(study, BranchFindings)):
-        if findings and findings.winner == winner.id:
-            return study.trials[findings.source]
-    return winner

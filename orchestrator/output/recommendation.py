@@ -14,10 +14,10 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.output.answer import Answer, answer_of
 from batchscout.orchestrator.output.deciding import to_decide
-from batchscout.orchestrator.output.known import kept_setting, known_of, undecided_between
+from batchscout.orchestrator.output.known import known_of, undecided_between
 from batchscout.orchestrator.output.scope import Scope, scope_of
 from batchscout.orchestrator.output.verdict import micro_batch_tokens, verdict
-from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages import change_of, stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
@@ -239,6 +239,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
     trial, known = as_recommended(config, study, winner), known_of(config, study, winner)
     nearest = nearest_run(study, winner, trial)
     answer, deciding = answer_of(config, study, winner, trial), to_decide(config, study, winner)
+    change = change_of(config, study, winner)
     return Recommendation(
         micro_batch_size=trial.micro_batch_size,
         micro_batch_tokens=micro_batch_tokens(study, trial),
@@ -261,7 +262,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         optimizer=with_settings(trial).optimizer,
         schedule=trial.schedule,
         ramp=trial.ramp or None,
-        model_changes=_model_changes(study, winner),
+        model_changes=dict(change.model) or None if change else None,
         seed=trial.seed,
         verdict=verdict(config, study, winner, trial),
         answer=answer,
@@ -287,13 +288,6 @@ def _script(config: StudyConfig) -> Script | None:
         return None
     told = config.model.kwargs
     return Script(told["script"], tuple(told.get("args", ())), told.get("flags", {}))
-
-
-def _model_changes(study: Study, winner: Trial) -> dict[str, float] | None:
-    setting = kept_setting(study, winner)
-    if setting is None or setting.regularizer == "weight_decay":  # which is the optimizer's
-        return None
-    return {setting.regularizer: setting.value}
 
 
 def _unusual_cross_entropy(trial: TrialConfig) -> CrossEntropy | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import replace
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
@@ -17,20 +16,15 @@ from batchscout.orchestrator.output.caveats import (
     worth_a_longer_run,
 )
 from batchscout.orchestrator.output.deciding import to_decide
-from batchscout.orchestrator.output.known import (
-    Known,
-    baseline_run,
-    kept_setting,
-    known_of,
-    undecided_between,
-    without_change,
-)
+from batchscout.orchestrator.output.known import Known, baseline_run, known_of, undecided_between
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.output.scope import scope_of
+from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.cost import pays_from
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to, nearest_run
+from batchscout.orchestrator.stages.stage import Change
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.too_short import in_words
 from batchscout.orchestrator.stages.train import TimeGain, TrainFindings
@@ -46,22 +40,26 @@ def verdict(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig
     warnings = warnings_of(config, study, nearest_run(study, winner, trial), trial)
     against = "".join(f" Warning: {warning}." for warning in warnings)
     why = _why_with_what_is_open(config, study, winner)
-    return f"Train with {settings_text(study, winner, trial)}: {why}{against} {_holds_for(config, study, winner)}"
+    return (
+        f"Train with {settings_text(config, study, winner, trial)}: {why}{against} {_holds_for(config, study, winner)}"
+    )
 
 
-def settings_text(study: Study, winner: Trial, trial: TrialConfig) -> str:
+def settings_text(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig) -> str:
     """Return what to train with."""
     in_tokens = _in_tokens(winner) if trial.split == winner.config.split else ""
+    change = change_of(config, study, winner)
+    changed = change.in_words(trial) if change else ""
     return (
         f"{_micro_batch(study, trial)}, {_times(trial)}"
         f"(effective batch {trial.effective_batch_size}{in_tokens}), activation checkpointing {mode_of(trial).in_words()} "
-        f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{_with_setting(study, winner, trial)}"
+        f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{f', and {changed}' if changed else ''}"
     )
 
 
 def _why_with_what_is_open(config: StudyConfig, study: Study, winner: Trial) -> str:
     said = [_why(config, study, winner)]
-    if is_on_edge(study, without_change(study, winner)):
+    if is_on_edge(config, study, winner):
         said.append(RATE_ON_EDGE[0].upper() + RATE_ON_EDGE[1:])
     if end := at_an_end(config, study, winner):
         said.append(f"It is the {end}")
@@ -124,13 +122,6 @@ def _times(trial: TrialConfig) -> str:
     return "no accumulation " if accumulation == 1 else f"{at_most}{accumulation} accumulation steps "
 
 
-def _with_setting(study: Study, winner: Trial, trial: TrialConfig) -> str:
-    setting = kept_setting(study, winner)
-    if setting and setting.regularizer == "weight_decay":  # it may follow batch and rate
-        setting = replace(setting, value=trial.optimizer.weight_decay)
-    return f", and {setting}" if setting else ""
-
-
 MOST_PHASES_TOLD = 4
 
 
@@ -153,9 +144,9 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     of."""
     if real := carried_to(study, winner):
         return _for_the_real_run(config, study, winner, real)
-    plain = without_change(study, winner)
-    if plain is not winner:
-        return f"{_against_plain(config, study, winner, plain)}; for that one, {_why(config, study, plain)}"
+    if change := change_of(config, study, winner):
+        told = _against_source(config, study, winner, change)
+        return f"{told}; for that one, {_why(config, study, study.trials[change.source])}"
     ours, target = _standing(study, winner, config.target_loss), config.target_loss
     baseline, known = baseline_run(study), known_of(config, study, winner)
     if baseline is None:
@@ -224,9 +215,9 @@ def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known)
 def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
     """Return what the recommended setting saves, in a line."""
     known, baseline, real = known_of(config, study, winner), baseline_run(study), carried_to(study, winner)
-    plain = without_change(study, winner)
-    if plain is not winner:
-        return f"{_against_plain(config, study, winner, plain)}; of that one: {saved_text(config, study, plain)}"
+    if change := change_of(config, study, winner):
+        told = _against_source(config, study, winner, change)
+        return f"{told}; of that one: {saved_text(config, study, study.trials[change.source])}"
     if (known and known.keeps_own) or (baseline and baseline.candidate == winner.candidate):
         return "nothing: it is your own setting"
     if known and known.time and baseline:
@@ -260,12 +251,12 @@ def _is_only_batch(study: Study) -> bool:
     return bool(findings and len(findings.batches) == 1)
 
 
-def _against_plain(config: StudyConfig, study: Study, winner: Trial, plain: Trial) -> str:
+def _against_source(config: StudyConfig, study: Study, winner: Trial, change: Change) -> str:
     """Return what the one thing that was changed wins. A ramp was judged as the study judges its runs, a setting by the loss after as many
     samples."""
     judged, target = (config.objective, config.target_loss) if winner.config.ramp else ("samples", None)
-    ours, theirs = _standing(study, winner, target), _standing(study, plain, target)
-    without = "with a batch that stays" if winner.config.ramp else f"without {kept_setting(study, winner)}"
+    ours, theirs = (_standing(study, trial, target) for trial in (winner, study.trials[change.source]))
+    without = "with a batch that stays" if winner.config.ramp else f"without {change.in_words(winner.config)}"
     cost = {"time": " after the same training time", "samples": " after the same samples", "target": ""}[judged]
     return f"it {_ending(ours, target)}, the same run {without} {_ending(theirs, target)}{cost}, which is more than seeds vary"
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import importlib
 
+from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import StageKeys
-from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.stage import Change, Stage
+from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import Trial
 from batchscout.trainers.metrics import METRICS
 
 
@@ -22,3 +26,13 @@ def stage_of(keys: StageKeys) -> Stage[StageKeys]:
         f"columns of {keys.type} that are no metric: add them to trainers/metrics.py"
     )
     return stage
+
+
+def change_of(config: StudyConfig, study: Study, winner: Trial) -> Change | None:
+    """Return in what a trial differs from the run that was chosen before it; None if it is not the choice of a stage that changes that
+    run."""
+    for keys in config.stages:
+        stage, context = stage_of(keys), StageContext(keys, config, study)
+        if keys.type == winner.stage and stage.winner(context) == winner.id:
+            return stage.change(context)
+    return None

@@ -23,7 +23,7 @@ from batchscout.orchestrator.stages.estimates.generalisation import Gap, General
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings, tie_width
 from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.stages.findings import concluded, found, winner_of
-from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.stages.stage import Change, Stage
 from batchscout.orchestrator.stages.train import TrainFindings, chosen_run, loss_deviation
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
@@ -48,6 +48,11 @@ class Setting:
     def candidate(self) -> str:
         """What the runs with it are seeds of."""
         return f"regularization-{self.regularizer}-{self.value:g}"
+
+    def change(self, source: str) -> Change:
+        """Return it as a change of a trial."""
+        value = {self.regularizer: self.value}
+        return Change(source, optimizer=value) if self.regularizer == "weight_decay" else Change(source, model=value)
 
 
 @dataclass(frozen=True)
@@ -152,19 +157,15 @@ def _why_unsmoothed(context: StageContext[Regularization]) -> str | None:
 def _runs_with(context: StageContext[Regularization], setting: Setting) -> list[Proposal]:
     source = _source(context)
     chosen, rate = source.config, source.proposal.expected.get(PLANNED_RATE)
-    model, optimizer = chosen.model, chosen.optimizer
-    if setting.regularizer == "weight_decay":
-        optimizer = optimizer.model_copy(update={"weight_decay": setting.value})
-    else:
-        model = model.model_copy(update={"kwargs": model.kwargs | {setting.regularizer: setting.value}})
+    change = setting.change(source.id)
     return seeded(
         context,
         setting.candidate,
         Candidate(str(setting), chosen.split, mode_of(chosen), chosen.sample_budget, rate),
         learning_rate=chosen.learning_rate,
         warmup_samples=chosen.warmup_samples,
-        model=model.model_dump(),
-        optimizer=optimizer.model_dump(),
+        model=chosen.model.model_dump() | {"kwargs": {**chosen.model.kwargs, **change.model}},
+        optimizer={**chosen.optimizer.model_dump(), **change.optimizer},
     )
 
 
@@ -275,6 +276,12 @@ def winner(context: StageContext[Regularization]) -> str | None:
     return winner_of(context.study, RegularizationFindings)
 
 
+def change(context: StageContext[Regularization]) -> Change | None:
+    """Return the setting that is kept."""
+    findings = found(context.study, RegularizationFindings)
+    return findings.kept.change(findings.source) if findings and findings.kept else None
+
+
 def figures(context: StageContext[Regularization]) -> list[Figure]:
     """Return the loss curves of the chosen run and of all settings."""
     if not context.trials():
@@ -291,6 +298,7 @@ STAGE = Stage[Regularization](
     figures,
     TRAINING_COLUMNS,
     winner=winner,
+    change=change,
     precedence=4,
     num_full_runs=num_full_runs,
     proposes_once=True,

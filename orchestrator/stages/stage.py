@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Generic
 
 from batchscout.orchestrator.stages.context import Keys, StageContext
 from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial
+from batchscout.trainers.config import TrialConfig
+
+
+@dataclass(frozen=True)
+class Change:
+    """The one thing in which a stage's winner differs from the run that was chosen before. Neither field below is given where the batch
+    grows: that is the winner's ramp."""
+
+    source: str
+    """The trial that was chosen before."""
+    model: Mapping[str, float] = field(default_factory=dict[str, float])
+    """An argument of the model, with the winner's value."""
+    optimizer: Mapping[str, float] = field(default_factory=dict[str, float])
+    """A key of the optimizer, with the winner's value, which is a multiple of the source's."""
+
+    def in_words(self, trial: TrialConfig) -> str:
+        """Return what is changed, with the value of a run that has it: a weight decay may follow batch and rate."""
+        values = {**self.model, **{key: getattr(trial.optimizer, key) for key in self.optimizer}}
+        return ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in values.items())
 
 
 def _none(context: object) -> None:
@@ -61,6 +80,9 @@ class Stage(Generic[Keys]):
     """Returns what the trials that have ended speak for, while others run; empty where they say nothing yet."""
     winner: Callable[[StageContext[Keys]], str | None] = _none
     """Returns the id of the trial that the stage chose; None if it has not chosen one."""
+    change: Callable[[StageContext[Keys]], Change | None] = _none
+    """Returns in what that trial differs from the run that earlier stages chose, for a stage that trains this run again with one thing
+    changed; None if it has chosen none, and for all other stages."""
     precedence: int = 0
     """If several stages have chosen a full training run, the study recommends that of the stage with the highest
     precedence. 0 for a stage whose trials are not full training runs."""

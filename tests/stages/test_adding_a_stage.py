@@ -20,7 +20,7 @@ from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import concluded, winner_of
-from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.stages.stage import Change, Stage
 from batchscout.orchestrator.study.events import Concluded, Ended, StageBegan, proposed
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Conclusion, Study
@@ -80,6 +80,7 @@ STAGE = Stage[Any](
     ("val_loss", "pulse_rate", "doubled"),
     lambda context, trial: {"doubled": 2 * trial.measured("pulse_rate")} if "pulse_rate" in trial.metrics else {},
     winner=lambda context: winner_of(context.study, PulseFindings),
+    change=lambda context: Change("pulse-1", model={"beats": 2.0}),
     precedence=1,
     num_full_runs=lambda context: len(context.stage.beats),
 )
@@ -162,6 +163,16 @@ def test_what_it_chose_is_recommended(config: StudyConfig, study: Study) -> None
     assert found is not None
     assert found.evidence.trial == "pulse-2"
     assert [one.trial for one in found.alternatives] == ["pulse-1"]
+
+
+def test_what_it_changed_of_the_run_that_was_chosen_before_is_recommended(config: StudyConfig, study: Study) -> None:
+    found = recommend(config, study)
+    assert found is not None
+    assert found.answer is not None
+    assert found.model_changes == {"beats": 2.0}
+    assert found.answer.settings.endswith(", and beats 2")
+    assert "the same run without beats 2" in found.answer.gain
+    assert "the same run without beats 2" in found.verdict
 
 
 def test_before_it_has_run_it_is_shown_as_open(config: StudyConfig) -> None:

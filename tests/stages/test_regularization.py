@@ -13,6 +13,7 @@ import pytest
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import Mode
+from batchscout.orchestrator.config.trial import optimizer_at
 from batchscout.orchestrator.output.exports import export
 from batchscout.orchestrator.output.plan import print_plan
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
@@ -128,6 +129,29 @@ def test_a_weight_decay_that_is_kept_is_the_optimizers(tmp_path: Path) -> None:
     assert recommendation.optimizer.weight_decay == pytest.approx(0.3)
     assert recommendation.model_changes is None
     assert "model_changes" not in recommendation.to_json()
+
+
+def test_a_weight_decay_that_is_kept_is_the_same_multiple_in_a_longer_run(tmp_path: Path) -> None:
+    """Of what the rule gives for the batch and rate there."""
+    rule = {"lr": 1e-3, "reference_batch_size": 8, "weight_decay": 0.1, "weight_decay_scaling": "samples"}
+    config = study(optimizer=rule, real_run={"samples": 16 * 4096})
+
+    def decayed(run: TrialConfig) -> float:
+        return run.optimizer.weight_decay / ruled(run.effective_batch_size, run.learning_rate)
+
+    def ruled(batch: int, rate: float) -> float:
+        return optimizer_at(config.optimizer, batch, rate).weight_decay
+
+    def world(run: TrialConfig, samples: int) -> dict[str, Any]:
+        point = of_settings({})(run, samples)
+        return point | {"val_loss": point["val_loss"] * (0.95 if decayed(run) > 2 else 1)}
+
+    known = played(tmp_path, config, world)
+    recommendation = recommended(config, known)
+    batch, rate = recommendation.effective_batch_size, recommendation.learning_rate
+    assert rate != known.trials[findings_of(known).source].config.learning_rate
+    assert recommendation.optimizer.weight_decay == pytest.approx(3 * ruled(batch, rate))
+    assert f", and weight decay {recommendation.optimizer.weight_decay:g}:" in recommendation.verdict
 
 
 def test_where_none_gains_more_than_seeds_make_the_chosen_run_stays(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from batchscout.orchestrator.stages.branch.findings import RampRun as RampRun
 from batchscout.orchestrator.stages.branch.propose import propose
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS
-from batchscout.orchestrator.stages.findings import winner_of
-from batchscout.orchestrator.stages.stage import Stage
+from batchscout.orchestrator.stages.findings import found, winner_of
+from batchscout.orchestrator.stages.stage import Change, Stage
 
 
 def describe(context: StageContext[Branch]) -> list[str]:
@@ -46,6 +46,12 @@ def winner(context: StageContext[Branch]) -> str | None:
     return winner_of(context.study, BranchFindings)
 
 
+def change(context: StageContext[Branch]) -> Change | None:
+    """Return the run that the winning ramp grows from."""
+    findings = found(context.study, BranchFindings)
+    return Change(findings.source) if findings and findings.winner else None
+
+
 STAGE = Stage[Branch](
     propose,
     conclude,
@@ -53,6 +59,7 @@ STAGE = Stage[Branch](
     figures,
     TRAINING_COLUMNS,
     winner=winner,
+    change=change,
     precedence=4,
     num_full_runs=num_full_runs,
 )

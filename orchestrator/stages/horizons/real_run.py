@@ -6,9 +6,9 @@ import math
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import evenly_spaced, optimizer_at, warmup_samples
+from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings
-from batchscout.orchestrator.stages.regularization import RegularizationFindings
 from batchscout.orchestrator.stages.train import full_runs
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
@@ -32,10 +32,10 @@ def as_recommended(config: StudyConfig, study: Study, winner: Trial) -> TrialCon
     batch, budget = real.effective_batch_size, real.sample_budget
     assert budget is not None, "asked of what is known alone"
     optimizer = optimizer_at(config.optimizer, batch, real.learning_rate)
-    added = found(study, RegularizationFindings)
-    if added and added.winner == winner.id and added.kept and added.kept.regularizer == "weight_decay":
-        times = added.kept.value / study.trials[added.source].config.optimizer.weight_decay
-        optimizer = optimizer.model_copy(update={"weight_decay": times * optimizer.weight_decay})
+    if change := change_of(config, study, winner):  # its rules may have it follow batch and rate
+        before = study.trials[change.source].config.optimizer
+        times = {key: value / getattr(before, key) for key, value in change.optimizer.items()}
+        optimizer = optimizer.model_copy(update={key: times[key] * getattr(optimizer, key) for key in times})
     changes = {
         **(real.mode.changes(winner.config) if real.mode else {}),
         "micro_batch_size": real.micro_batch_size,
