@@ -17,6 +17,7 @@ from pydantic import (
 
 from batchscout.orchestrator.config.regimes import HIGHEST_OVER_USUAL, usual_rate, with_defaults_of_regime
 from batchscout.orchestrator.config.stages import (
+    CHANGING,
     AtLeastOne,
     Branch,
     Equivalence,
@@ -25,7 +26,6 @@ from batchscout.orchestrator.config.stages import (
     KillRules,
     OnlySays,
     Positive,
-    Regularization,
     StageConfig,
     StageKeys,
     Throughput,
@@ -352,8 +352,8 @@ class StudyConfig(Strict):
         if (self.objective == "target") != (self.target_loss is not None):
             raise ValueError(_without_its_other_half(self.target_loss))
         _check_regime(self)
+        _check_changing(self)
         _check_branch(self)
-        _check_regularization(self)
         check_cut(self.micro_batch, self.data)
         check_shards(self.parallel, self.world_size)
         check_whole(self.parallel, [self.compile, *compiled_in(self.stages)])
@@ -478,18 +478,32 @@ def _check_order(config: StudyConfig) -> None:
             )
 
 
+def _check_changing(config: StudyConfig) -> None:
+    """Raise ValueError where a stage that trains the chosen run again would have none, or another one changes that run, too."""
+    kinds = [stage.type for stage in config.stages]
+    changing = sorted(stage.type for stage in config.stages if isinstance(stage, CHANGING))
+    if len(changing) > 1:
+        raise ValueError(
+            f"stages has '{changing[0]}' and '{changing[1]}': each recommends a change of the chosen run, and the two are "
+            "never tried together; leave one of them out"
+        )
+    for kind in changing:
+        if config.keys_of(Train) is None:
+            raise ValueError(
+                f"stages has '{kind}' without 'train', which chooses the run that it trains again; add {{type: train}}"
+            )
+        later = next((one for one in kinds[kinds.index(kind) :] if one in ("train", "learning_rate")), None)
+        if later:
+            raise ValueError(
+                f"stages has '{kind}' before '{later}', which chooses the run that it trains again; put '{kind}' after it"
+            )
+
+
 def _check_branch(config: StudyConfig) -> None:
-    """Raise ValueError where a branch stage would have no run to branch from, or no stable phase to do so in."""
-    branch, kinds, schedule = config.keys_of(Branch), [stage.type for stage in config.stages], config.schedule
+    """Raise ValueError where a branch stage would have no stable phase to branch from."""
+    branch, schedule = config.keys_of(Branch), config.schedule
     if branch is None:
         return
-    if config.keys_of(Train) is None:
-        raise ValueError("stages has 'branch' without 'train', which chooses the run to branch from; add {type: train}")
-    later = [kind for kind in kinds[kinds.index("branch") :] if kind in ("train", "learning_rate")]
-    if later:
-        raise ValueError(
-            f"stages has 'branch' before '{later[0]}', which chooses the run to branch from; put 'branch' last"
-        )
     if schedule.type != "warmup_stable_decay":
         raise ValueError(
             f"stages has 'branch', which needs a phase of constant learning rate, and schedule.type is {schedule.type}; set "
@@ -499,28 +513,6 @@ def _check_branch(config: StudyConfig) -> None:
         raise ValueError(
             f"branch.at has {max(branch.at):g}, where the learning rate is already falling: the stable phase ends at "
             f"{1 - schedule.decay:g} of a run (schedule.decay is {schedule.decay:g}); begin earlier, or lower the decay"
-        )
-
-
-def _check_regularization(config: StudyConfig) -> None:
-    """Raise ValueError where a regularization stage would have no run to train again, or another stage changes that run."""
-    if config.keys_of(Regularization) is None:
-        return
-    if config.keys_of(Train) is None:
-        raise ValueError(
-            "stages has 'regularization' without 'train', which chooses the run that it trains again; add {type: train}"
-        )
-    if config.keys_of(Branch):
-        raise ValueError(
-            "stages has 'branch' and 'regularization': each recommends a change of the chosen run, and the two are "
-            "never tried together; leave one of them out"
-        )
-    kinds = [stage.type for stage in config.stages]
-    later = [kind for kind in kinds[kinds.index("regularization") :] if kind in ("train", "learning_rate")]
-    if later:
-        raise ValueError(
-            f"stages has 'regularization' before '{later[0]}', which chooses the run that it trains again; let "
-            "'regularization' come after it"
         )
 
 

@@ -247,8 +247,8 @@ def test_what_the_chosen_run_has_already_is_not_tried_again(tmp_path: Path) -> N
     ("stages", "said"),
     [
         ([{"type": "regularization"}], "'regularization' without 'train'.*add {type: train}"),
-        ([{"type": "regularization"}, {"type": "train"}], "'regularization' before 'train'.*come after it"),
-        ([*BOTH, {"type": "learning_rate"}], "'regularization' before 'learning_rate'.*come after it"),
+        ([{"type": "regularization"}, {"type": "train"}], "'regularization' before 'train'.*after it"),
+        ([*BOTH, {"type": "learning_rate"}], "'regularization' before 'learning_rate'.*after it"),
         ([*BOTH, {"type": "branch"}], "'branch' and 'regularization'.*leave one of them out"),
     ],
     ids=["alone", "before train", "before learning_rate", "with branch"],
