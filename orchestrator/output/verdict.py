@@ -255,10 +255,12 @@ def _against_source(config: StudyConfig, study: Study, winner: Trial, change: Ch
     """Return what the one thing that was changed wins. A ramp was judged as the study judges its runs, a setting by the loss after as many
     samples."""
     judged, target = (config.objective, config.target_loss) if winner.config.ramp else ("samples", None)
-    ours, theirs = (_standing(study, trial, target) for trial in (winner, study.trials[change.source]))
-    without = "with a batch that stays" if winner.config.ramp else f"without {change.in_words(winner.config)}"
+    source = study.trials[change.source]
+    ours, theirs = (_standing(study, trial, target) for trial in (winner, source))
+    its_own = "a batch that stays" if winner.config.ramp else change.in_words(source.config)
+    same = f"without {change.in_words(winner.config)}" if change.model else f"with {its_own}"
     cost = {"time": " after the same training time", "samples": " after the same samples", "target": ""}[judged]
-    return f"it {_ending(ours, target)}, the same run {without} {_ending(theirs, target)}{cost}, which is more than seeds vary"
+    return f"it {_ending(ours, target)}, the same run {same} {_ending(theirs, target)}{cost}, which is more than seeds vary"
 
 
 def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:

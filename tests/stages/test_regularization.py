@@ -127,6 +127,7 @@ def test_a_weight_decay_that_is_kept_is_the_optimizers(tmp_path: Path) -> None:
     config = study()
     recommendation = recommended(config, played(tmp_path, config, of_settings({"weight decay 0.3": 0.05})))
     assert recommendation.optimizer.weight_decay == pytest.approx(0.3)
+    assert "the same run with weight decay 0.1 ends at" in recommendation.verdict
     assert recommendation.model_changes is None
     assert "model_changes" not in recommendation.to_json()
 
