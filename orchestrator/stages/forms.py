@@ -131,19 +131,12 @@ def _rates_by_mode(frontier: FrontierFindings) -> dict[Mode, dict[int, float]]:
     return known
 
 
-def _taken(frontier: FrontierFindings) -> dict[str, Any]:
-    """Return what every mode is to be changed in. The findings of earlier versions did not say so of chunks."""
-    if frontier.taken is None and frontier.chosen.mode.cross_entropy == "chunked":
-        return {"cross_entropy": "chunked"}
-    return dict(frontier.taken or {})
-
-
 def _fastest_by_mode(frontier: FrontierFindings, *, disturbed: bool) -> dict[Mode, dict[int, float]]:
-    known = dict[Mode, dict[int, float]]()
+    known, taken = dict[Mode, dict[int, float]](), dict[str, Any](frontier.taken or {})
     for point in frontier.measured:
         if point.samples_per_second is None or point.disturbed != disturbed:
             continue
-        mode = replace(point.mode, **_taken(frontier))
+        mode = replace(point.mode, **taken)
         rate = point.samples_per_second * (1.0 if point.mode == mode else _gain(frontier))
         rates = known.setdefault(mode, {})
         rates[point.micro_batch_size] = max(rate, rates.get(point.micro_batch_size, 0.0))
@@ -154,7 +147,7 @@ def _gain(frontier: FrontierFindings) -> float:
     """Return how many times as fast the variant that was taken is as the same point without it; 1 where nobody said."""
     if not frontier.taken:
         return 1.0
-    chosen, taken = frontier.chosen, _taken(frontier)
+    chosen, taken = frontier.chosen, frontier.taken
     twin = next(
         (one for one in frontier.measured if one.point != chosen.point and _with(one.point, taken) == chosen.point),
         None,

@@ -39,7 +39,7 @@ class InputBound:
 
 
 def input_bound(trials: Iterable[Trial]) -> InputBound | None:
-    """Return how these trials waited for data, in the median; None where they hardly did, or an earlier version has not measured it."""
+    """Return how these trials waited for data, in the median; None where they hardly did, or none has measured it."""
     told = [(share, trial) for trial in trials if (share := trial.metric("data_wait")) is not None]
     if not told:
         return None

@@ -64,6 +64,9 @@ def signal(config: TrialConfig) -> dict[str, Any]:
         "noise_scale": 40.0,
         "noise_scale_low": 30.0,
         "noise_scale_high": 50.0,
+        "inverse_noise_scale": 1 / 40,
+        "inverse_noise_scale_error": 1 / 240,
+        "inverse_noise_scale_steps": 20,
         "coherence": 0.2,
         "coherence_floor": 0.1,
     }

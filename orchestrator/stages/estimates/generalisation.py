@@ -48,7 +48,7 @@ class Generalisation:
 
 
 def generalisation_of(ranking: Sequence[Standing]) -> Generalisation | None:
-    """Return the gap of every batch at its best run; None where a run has measured none, as in a study of version 0.2.
+    """Return the gap of every batch at its best run; None where no run has measured one.
 
     ranking: the best first.
     """

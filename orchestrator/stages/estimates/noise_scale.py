@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.trainers.noise.student_t import t_quantile
 
-# Trials of earlier versions tell of their estimate the 95 % interval alone, which a normal value made.
-Z_95 = 1.96
-
 
 @dataclass(frozen=True)
 class NoiseScale:
@@ -86,15 +83,5 @@ def _estimate(trial: Trial) -> _Estimate | None:
     inverse, error, steps = (trial.metric(f"inverse_noise_scale{part}") for part in ("", "_error", "_steps"))
     split = trial.config.split
     if inverse is None or error is None or steps is None:
-        return _of_earlier_version(trial)
-    return _Estimate(inverse, error, int(steps), split.effective_batch_size, split.num_micro_batches)
-
-
-def _of_earlier_version(trial: Trial) -> _Estimate | None:
-    low, point, split = trial.metric("noise_scale_low"), trial.metric("noise_scale"), trial.config.split
-    if not low or split.num_micro_batches < 2:
         return None
-    inverse, steps = 1 / point if point else 0.0, trial.config.sample_budget // split.effective_batch_size
-    return _Estimate(
-        inverse, (1 / low - inverse) / Z_95, max(2, steps), split.effective_batch_size, split.num_micro_batches
-    )
+    return _Estimate(inverse, error, int(steps), split.effective_batch_size, split.num_micro_batches)

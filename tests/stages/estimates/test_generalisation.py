@@ -74,7 +74,7 @@ def test_with_several_seeds_the_deviation_is_that_of_differences_within_seeds() 
     assert statistics.fmean(deviations) == pytest.approx(2 / 3 * expected, rel=0.1)
 
 
-def test_runs_of_earlier_versions_have_no_gap() -> None:
+def test_runs_that_measured_none_have_no_gap() -> None:
     assert generalisation_of(standings([trial(8, None), trial(32, None)])) is None
     measured = generalisation_of(standings([trial(8, None), trial(32, 0.1)]))
     assert measured is not None

@@ -75,9 +75,12 @@ def test_it_is_narrower_than_the_trials_that_it_comes_from() -> None:
         assert 1 / pooled.low - 1 / pooled.high < sum(widths) / len(widths)
 
 
-def noisy(point: float | None, low: float | None, high: float | None) -> Trial:
-    """As a trial of an earlier version tells it."""
-    return trial({"noise_scale": point, "noise_scale_low": low, "noise_scale_high": high})
+def noisy(point: float | None, low: float, high: float | None) -> Trial:
+    """A trial that has measured this in 20 steps."""
+    inverse = 1 / point if point else 0.0
+    scale = {"noise_scale": point, "noise_scale_low": low, "noise_scale_high": high}
+    parts = {"": inverse, "_error": (1 / low - inverse) / 2, "_steps": 20}
+    return trial(scale | {f"inverse_noise_scale{part}": value for part, value in parts.items()})
 
 
 def test_a_single_trial_says_its_own() -> None:
@@ -99,4 +102,4 @@ def test_an_unbounded_noise_scale_is_said_as_a_lower_bound() -> None:
 def test_without_an_estimate_there_is_none() -> None:
     assert pooled_noise_scale([trial({})]) is None
     assert pooled_noise_scale([]) is None
-    assert pooled_noise_scale([noisy(None, None, None)] * 3) is None
+    assert pooled_noise_scale([trial({"noise_scale": 0.0})] * 3) is None
