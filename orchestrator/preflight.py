@@ -262,14 +262,7 @@ def _goes(trial: TrialConfig, train_set: SampleSet) -> bool:
     return True
 
 
-def check_new_study(
-    config: StudyConfig,
-    *,
-    is_local: bool,
-    compiles: bool,
-    say: Callable[[str], object],
-    seconds: float = SECONDS_OF_A_PASS,
-) -> Facts:
+def check_new_study(config: StudyConfig, *, is_local: bool, compiles: bool, say: Callable[[str], object]) -> Facts:
     """Do as `check`, and look for what only a study that begins can be refused for: see that the model has what it is to be
     checkpointed by, and take a forward and a backward pass of it in a process of its own.
 
@@ -277,7 +270,7 @@ def check_new_study(
     will be on this machine; what a pass raises here, another device might not. say: what tells people of what is no fault.
     """
     check_compiler(compiles)
-    found = _first_pass(config, say, seconds)
+    found = _first_pass(config, say)
     if found.outcome == "refused":
         raise ValueError(found.said)
     what = _named(found.part, config)
@@ -304,13 +297,15 @@ def check_new_study(
     _check_device_hours(config, facts)
     _check_knobs(config, is_local=is_local)
     if found.outcome == "slow":
-        say(f"{what} takes more than {seconds:g} s on this machine, so nothing is known of it before the first trial")
+        say(
+            f"{what} takes more than {SECONDS_OF_A_PASS:g} s on this machine, so nothing is known of it before the first trial"
+        )
     else:
         _act_on(found, what, say, is_local=is_local)
     return facts
 
 
-def _first_pass(config: StudyConfig, say: Callable[[str], object], seconds: float) -> FirstPass:
+def _first_pass(config: StudyConfig, say: Callable[[str], object]) -> FirstPass:
     """Take the first pass; name each part that does not come to its end."""
     from batchscout.trainers.before.first_pass import first_pass
 
@@ -320,7 +315,7 @@ def _first_pass(config: StudyConfig, say: Callable[[str], object], seconds: floa
             waiting.close()
             waiting.enter_context(_told_if_slow(_named(part, config), say, MANY_SECONDS))
 
-        return first_pass(base_trial(config, None), seconds, begins)
+        return first_pass(base_trial(config, None), SECONDS_OF_A_PASS, begins)
 
 
 def _named(part: Part, config: StudyConfig) -> str:

@@ -95,7 +95,7 @@ def test_a_hangup_that_is_to_be_ignored_is_ignored() -> None:
     assert stopped_by(signal.SIGHUP, code) == (0, "ready\nwent on\n")
 
 
-def test_a_program_whose_terminal_was_closed_still_ends_in_order(tmp_path: Path) -> None:
+def test_a_program_whose_terminal_was_closed_still_ends_in_order() -> None:
     """Printing to it would be an error, which would hide the interrupt."""
     ours, theirs = pty.openpty()
     body = f"try:\n  with all_are_ctrl_c(): {WAITS}\nexcept KeyboardInterrupt:\n  print('stopped', flush=True); sys.exit(130)"

@@ -27,16 +27,16 @@ class Spending:
 
     def end(self, trial_id: str) -> float:
         """Return the seconds since the trial began to hold its lane; 0 for one that holds none."""
-        return self._held(trial_id, self._started.pop(trial_id, None))
+        return self._held(self._started.pop(trial_id, None))
 
-    def _held(self, trial_id: str, started: float | None) -> float:
+    def _held(self, started: float | None) -> float:
         return 0.0 if started is None else self._clock() - started
 
     def left(self) -> float | None:
         """Return the seconds for which lanes may still be held, zero when the budget is spent; None without a budget."""
         if self._hours is None:
             return None
-        running = sum(self._held(*one) for one in self._started.items())
+        running = sum(map(self._held, self._started.values()))
         return max(0.0, 3600 * self._hours / self._world_size - self._study.lane_seconds - running)
 
     @property
@@ -67,7 +67,7 @@ class Spending:
         return fitting
 
     def _still_needed(self, trial: Trial) -> float:
-        held = trial.seconds + self._held(trial.id, self._started.get(trial.id))
+        held = trial.seconds + self._held(self._started.get(trial.id))
         return max(0.0, _planned_seconds(trial.proposal) - held)
 
     def left_out(self, proposal: Proposal) -> str:

@@ -55,7 +55,7 @@ def written(subject: Subject, name: str, file: str, machine: Machine, notes: tup
             keys, how = list(_from_keys(subject)), _BY_READING
         case OwnSubject():
             keys, how = list(_own_keys(subject, machine)), _BY_READING
-    to_do = tuple(_to_do(subject, file))
+    to_do = tuple(_to_do(subject))
     head = [
         editors_line(str(schema_path("study"))),
         *_comment(
@@ -79,7 +79,7 @@ _AS_IT_IS = "Review it: it runs as it is."
 _NOT_YET = f"To do before it runs; {PLACEHOLDER} marks what only you know:"
 
 
-def _to_do(subject: Subject, file: str) -> Iterator[str]:
+def _to_do(subject: Subject) -> Iterator[str]:
     """Yield what has to be done before the study runs."""
     if isinstance(subject, WatchedSubject):
         if subject.loss_unseen:

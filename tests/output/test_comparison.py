@@ -79,7 +79,7 @@ def test_run_directories_are_named_by_what_tells_them_apart(
     assert named is None or found == named
 
 
-def test_studies_that_have_not_begun_compare(tmp_path: Path) -> None:
+def test_studies_that_have_not_begun_compare() -> None:
     config = example_config()
     sides = [Side(label, config, Study(config.name), None) for label in ("a", "b")]
     assert "no recommendation in a and b" in "".join(comparison(*sides))

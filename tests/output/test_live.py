@@ -70,7 +70,7 @@ def test_there_is_a_page_at_every_moment_of_a_study(run: str) -> None:
             assert render_report(config, study, recommend(config, study)).endswith("</html>\n")
 
 
-def test_a_page_that_cannot_be_made_is_told_and_ends_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_cannot_be_made_is_told_and_ends_no_study(tmp_path: Path) -> None:
     config, said = example_config(), list[str]()
     study = example_study(config)
     report = LiveReport(config, study, tmp_path, said.append)

@@ -169,7 +169,7 @@ def test_of_an_estimate_that_goes_which_is_concluded_or_was_taken() -> None:
     assert estimated_seconds_left(study, cost, num_lanes=1) == pytest.approx(whole - 60.0)
 
 
-def test_what_a_running_trial_has_done_is_not_left(config: StudyConfig, study: Study) -> None:
+def test_what_a_running_trial_has_done_is_not_left(study: Study) -> None:
     tell(study, Started(id="train-m2"))
     end_trial(study, "train-m1", 60.0, {"val_loss": 3.0})
     assert seconds_left(study.of_stage("train"), {}) == sum_of(1.0, [60.0], at_once=1)

@@ -131,7 +131,7 @@ def test_a_loss_that_is_not_finite_and_a_noise_scale_that_cannot_be_told_leave_g
     )
 
 
-def test_a_noise_scale_without_an_upper_end_is_drawn_with_an_arrow(tmp_path: Path) -> None:
+def test_a_noise_scale_without_an_upper_end_is_drawn_with_an_arrow() -> None:
     """A bar that is left out would look like a value that is known."""
     open_ended = replace(snapshot(32, 8.0), noise_scale_high=None)
     section = training_section([RunCurves("baseline", steps(4), [snapshot(16, 8.0), open_ended])])

@@ -139,7 +139,3 @@ class Browser:
         """Write the whole page, as long as it is, to a PNG."""
         taken = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         to.write_bytes(base64.b64decode(taken["data"]))
-
-    def print_to(self, to: Path) -> None:
-        """Write what a printer would get, as a PDF."""
-        to.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"]))

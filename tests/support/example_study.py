@@ -228,7 +228,7 @@ def _add_equivalence(config: StudyConfig, study: Study) -> None:
     conclude(study, EquivalenceFindings(1e-4, rhos), reason)
 
 
-def _train(config: StudyConfig, study: Study, trial_id: str, floor: float, rate: float, stop: float = 1.0) -> None:
+def _train(study: Study, trial_id: str, floor: float, rate: float, stop: float = 1.0) -> None:
     """Evaluations on a falling curve, up to a share of the budget."""
     for share in (i / 8 for i in range(1, round(8 * stop) + 1)):
         samples = share * BUDGET
@@ -263,7 +263,7 @@ def _add_train(config: StudyConfig, study: Study) -> None:
         learning_rate = multiple * scaled_learning_rate(config.optimizer, size * k)
         batch = {"micro_batch_size": size, "gradient_accumulation_steps": k, "learning_rate": learning_rate}
         add_trial(study, config, f"train-{name}", role, **batch)
-        _train(config, study, f"train-{name}", floor, rate, stop)
+        _train(study, f"train-{name}", floor, rate, stop)
     best = study.trials["train-m16k2"].measured("val_loss")
     batches = (batch_findings(1, 4.0, 0.01), batch_findings(24, 3.92, 0.2), batch_findings(32, best, 0.93))
     findings = TrainFindings("train-m16k2", best, batches=batches, seed_deviation=0.016)
@@ -283,7 +283,7 @@ def _add_learning_rate(config: StudyConfig, study: Study) -> None:
         trial_id = f"learning_rate-x{multiplier}"
         batch = {"micro_batch_size": 16, "gradient_accumulation_steps": 2, "learning_rate": 6e-4 * multiplier}
         add_trial(study, config, trial_id, **batch)
-        _train(config, study, trial_id, floor, 35_300)
+        _train(study, trial_id, floor, 35_300)
     add_trial(
         study, config, "learning_rate-x2", micro_batch_size=16, gradient_accumulation_steps=2, learning_rate=1.2e-3
     )

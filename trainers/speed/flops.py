@@ -72,7 +72,7 @@ def work_of(config: TrialConfig, module: nn.Module, train_set: SampleSet) -> Wor
     if model is None:
         return None
     hardware = None if isinstance(config.activation_checkpointing, float) else _counts_of(eager, module, train_set)
-    lengths = _lengths_taken(config, train_set)
+    lengths = _lengths_taken(train_set)
     return Work(model.mean(lengths), None if hardware is None else hardware.mean(lengths))
 
 
@@ -98,7 +98,7 @@ def flops_per_sample(config: TrialConfig) -> float:
     """
     train_set = first_of(load_data(config.data)[0], 1)
     counts = _count(lambda _: build_model(config.model, train_set), config, train_set)
-    return counts.mean(_lengths_taken(config, train_set))
+    return counts.mean(_lengths_taken(train_set))
 
 
 def _count(make: Callable[[FakeTensorMode], nn.Module], config: TrialConfig, train_set: SampleSet) -> _Counts:
@@ -150,7 +150,7 @@ def _examples(train_set: SampleSet) -> dict[int, int]:
     return {int(lengths[index]): int(index) for index in order[[0, len(order) // 2, -1]]}
 
 
-def _lengths_taken(config: TrialConfig, train_set: SampleSet) -> np.ndarray:
+def _lengths_taken(train_set: SampleSet) -> np.ndarray:
     lengths = getattr(train_set, "lengths", None)
     return np.zeros(1) if lengths is None else np.asarray(lengths)
 

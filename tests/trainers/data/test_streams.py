@@ -165,7 +165,7 @@ def test_a_stream_that_cannot_begin_again_ends_the_run_with_the_remedy(workers: 
         train(one, lambda report: None, tmp_path)
 
 
-def test_val_is_the_first_samples_read_once(tmp_path: Path) -> None:
+def test_val_is_the_first_samples_read_once() -> None:
     run = cpu_run(trial(evaluation_samples=8))
     assert isinstance(run.val_set, Stream)
     kept = run.val_set.first(8)

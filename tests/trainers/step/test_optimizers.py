@@ -337,7 +337,7 @@ class WithModes(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizer_that_is_evaluated_at_other_weights_is_and_trains_on_from_its_own(tmp_path: Path) -> None:
+def test_an_optimizer_that_is_evaluated_at_other_weights_is_and_trains_on_from_its_own() -> None:
     def run_of(target: str) -> Run:
         run = cpu_run(config(optimizer={"type": "own", "target": target, "max_gradient_norm": None}, statistics=False))
         run.step()

@@ -152,7 +152,7 @@ def _run(script: str, file: Path, args: Sequence[str], *, is_module: bool, launc
         sys.path.insert(0, "" if is_module else str(file.parent))
         sys.modules["__main__"] = main
         try:
-            with contextlib.suppress(WatchStopped), _unheard(), _in_the_users_words(file, script):
+            with contextlib.suppress(WatchStopped), _unheard(), _in_the_users_words(script):
                 exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), main.__dict__)
         finally:
             drawn.put_back()
@@ -201,7 +201,7 @@ def _unheard() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_the_users_words(file: Path, script: str) -> Iterator[None]:
+def _in_the_users_words(script: str) -> Iterator[None]:
     """Raise ValueError for what a script raises, with its own line."""
     try:
         yield

@@ -61,13 +61,13 @@ def opened(path: str | bytes, mode: str) -> None:
         pass
 
 
-def scripted(module: Any = None) -> torch.jit.ScriptModule:
+def scripted() -> torch.jit.ScriptModule:
     with pytest.warns(DeprecationWarning, match="deprecated"):
-        return torch.jit.script(module or torch.nn.Linear(1, 1))
+        return torch.jit.script(torch.nn.Linear(1, 1))
 
 
-def in_a_folder(act: Callable[[int], object], folder: str = "out") -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def in_a_folder(act: Callable[[int], object]) -> None:
+    descriptor = os.open("out", os.O_RDONLY)
     try:
         act(descriptor)
     finally:
