@@ -213,7 +213,6 @@ def nothing_leaks(site: Site) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_study_that_was_submitted_over_ssh_and_killed_goes_on_where_it_was_when_it_is_submitted_again(
     site: Site,

@@ -176,7 +176,6 @@ def one_graph_on_two_ranks() -> Tensor:
     return gradient_in_one_graph(world_size=2)
 
 
-@pytest.mark.slow
 @pytest.mark.compiled
 def test_the_model_as_one_graph_gives_the_same_gradient_on_two_ranks(tmp_path: Path) -> None:
     expected = gradient_in_one_graph(compile=False, micro_batch_size=4)
@@ -199,7 +198,6 @@ def peaks_of_what_is_compiled() -> dict[str, float]:
     return peaks
 
 
-@pytest.mark.slow
 @pytest.mark.compiled
 def test_head_and_loss_take_less_memory_in_one_graph_with_the_model() -> None:
     """16 x 128 x 4,096 logits in float32 are 32 MiB: eager code holds them, their logarithms and two gradients."""

@@ -118,7 +118,6 @@ def test_another_name_is_refused_with_those_there_are() -> None:
         GPT(vocab_size=24, seq_len=12, cross_entropy="some")  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
