@@ -50,7 +50,6 @@ SMALL = {
 }
 LEARNING_RATE = 1e-3
 PEERS = ("plain", "plain, whole", "accelerate", "lightning", "transformers")
-WHOLE = ("ours, whole", "plain, whole")
 
 
 def main() -> None:
