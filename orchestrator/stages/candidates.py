@@ -50,18 +50,23 @@ def seeded_where_it_fits(
 
 
 def _has_run_out(context: StageContext[StageKeys], proposals: Sequence[Proposal]) -> bool:
-    """True if one of these has run out of memory or, before any of them is made, another full run in the same mode did so in micro-batches
-    that are no larger."""
+    """True if one of these has run out of memory or, before any of them is made, a full run in the same mode did so in micro-batches that
+    are no larger, and its batch was trained in smaller ones."""
     trials, config = context.study.trials, proposals[0].config
-    made = [trials[one.id] for one in proposals if one.id in trials]
-    others = (
-        trial
-        for trial in trials.values()
-        if trial.is_full_run
-        and trial.config.micro_batch_size <= config.micro_batch_size
-        and mode_of(trial.config) == mode_of(config)
+    if made := [trials[one.id] for one in proposals if one.id in trials]:
+        return any(trial.state is TrialState.OUT_OF_MEMORY for trial in made)
+    alike = [one for one in trials.values() if one.is_full_run and mode_of(one.config) == mode_of(config)]
+    lost = [one.config for one in alike if one.state is TrialState.OUT_OF_MEMORY]
+    trained = {
+        (one.config.effective_batch_size, one.config.micro_batch_size)
+        for one in alike
+        if one.state is TrialState.COMPLETE
+    }
+    return any(
+        one.micro_batch_size <= config.micro_batch_size
+        and any(batch == one.effective_batch_size and size < one.micro_batch_size for batch, size in trained)
+        for one in lost
     )
-    return any(trial.state is TrialState.OUT_OF_MEMORY for trial in made or others)
 
 
 def _in_smaller_micro_batches(split: Split, smallest: int) -> Split | None:
