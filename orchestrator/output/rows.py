@@ -6,11 +6,12 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 _GAP = 2
+_INDENT = 2
 # Fewer columns hold no sentence that is read with ease.
 LEAST_ROOM = 30
 
 
-def labelled_lines(rows: Sequence[tuple[str, str]], width: int, indent: int = 2) -> Iterator[str]:
+def labelled_lines(rows: Sequence[tuple[str, str]], width: int, indent: int = _INDENT) -> Iterator[str]:
     """Yield a name and its text for each row. Texts begin in one column and are broken between words; where that leaves them little
     room they go below their names."""
     column = indent + max((len(name) for name, _ in rows), default=0) + _GAP
@@ -25,18 +26,18 @@ def labelled_lines(rows: Sequence[tuple[str, str]], width: int, indent: int = 2)
             yield from others
 
 
-def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: int = 2) -> Iterator[str]:
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
     """Yield a table of short cells; where the terminal is too narrow for it, the cells of each row below its first, after the names of
     their columns."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    if indent + sum(widths) + _GAP * (len(widths) - 1) <= width:
+    if _INDENT + sum(widths) + _GAP * (len(widths) - 1) <= width:
         for row in (head, *rows):
             cells = (cell.ljust(size + _GAP) for cell, size in zip(row, widths, strict=True))
-            yield (" " * indent + "".join(cells)).rstrip()
+            yield (" " * _INDENT + "".join(cells)).rstrip()
         return
     for first, *cells in rows:
-        yield " " * indent + first
-        yield from labelled_lines(list(zip(head[1:], cells, strict=True)), width, indent + 2)
+        yield " " * _INDENT + first
+        yield from labelled_lines(list(zip(head[1:], cells, strict=True)), width, 2 * _INDENT)
 
 
 def _broken(text: str, width: int, indent: int) -> list[str]:

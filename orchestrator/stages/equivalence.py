@@ -212,7 +212,6 @@ def _others(context: StageContext[Equivalence], reference: Trial) -> list[Propos
 
 def _of_split(context: StageContext[Equivalence], reference: Trial, split: Split) -> Proposal:
     return _compared(
-        context,
         reference,
         short_id(context, _name(split), split, reference.config.learning_rate),
         micro_batch_size=split.micro_batch_size,
@@ -230,7 +229,7 @@ def _controls(context: StageContext[Equivalence], reference: Trial, others: list
         is_first_or_known = number == 1 or name in context.study.trials
         if not is_first_or_known and (not _have_ended(context, [*others, *controls]) or _all_pass(context)):
             break
-        controls.append(_compared(context, reference, name, role, sample_permutation=number))
+        controls.append(_compared(reference, name, role, sample_permutation=number))
     return controls
 
 
@@ -240,12 +239,10 @@ def _own_precision(context: StageContext[Equivalence], reference: Trial) -> list
     if precision == reference.config.precision:
         return []
     role = "control: what the precision alone makes"
-    return [_compared(context, reference, f"{reference.id}-{precision}", role, precision=precision)]
+    return [_compared(reference, f"{reference.id}-{precision}", role, precision=precision)]
 
 
-def _compared(
-    context: StageContext[Equivalence], reference: Trial, name: str, role: str = "", **changes: object
-) -> Proposal:
+def _compared(reference: Trial, name: str, role: str = "", **changes: object) -> Proposal:
     """Return a run that differs from the reference in these fields alone, and is compared with it."""
     own = {"reference_weights": f"../{reference.id}/weights.pt", "save_weights": False, "check_parts": False}
     config = TrialConfig.model_validate(reference.config.model_dump() | own | changes)

@@ -42,7 +42,7 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
     findings = replace(
         _findings(rates, _batch(fastest), scale, others, bool(unrest_of(known, timed))), input_bound=waits
     )
-    said = [_fastest(fastest, timed), *_others(context, timed, others), _noise(scale, findings)]
+    said = [_fastest(fastest, timed), *_others(context, others), _noise(scale, findings)]
     said += [str(waits)] if waits else []
     return concluded(findings, "; ".join(said), tuple(_notes(known, timed, forms)))
 
@@ -115,7 +115,7 @@ def _fastest(form: Form, timed: Timings[Form]) -> str:
     )
 
 
-def _others(context: StageContext[Throughput], timed: Timings[Form], others: dict[int, Ratio]) -> list[str]:
+def _others(context: StageContext[Throughput], others: dict[int, Ratio]) -> list[str]:
     """Return how those that may be as fast, the next one and the baseline stand to the fastest."""
     ranked = sorted(others, key=lambda batch: -others[batch].point)
     shown = {batch for batch in ranked if others[batch].order == "undetermined"} | {
