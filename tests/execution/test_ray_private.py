@@ -78,6 +78,7 @@ def test_what_a_rank_is_to_run_is_in_no_object_store(monkeypatch: pytest.MonkeyP
     assert cloudpickle.loads(sent).get()() == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_of_the_processes_of_a_study_those_that_compute_nothing_load_no_torch() -> None:
     """Each is waited for, or starts beside one that is waited for."""
     heavy_for = {"dispatcher": {"ray", "torch", "pydantic"}, "relay": {"torch"}, "controller": {"torch", "ray.tune"}}

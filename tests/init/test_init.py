@@ -170,6 +170,7 @@ def test_of_two_lightning_modules_the_named_one_is_taken(home: Path) -> None:
     assert done.subject.to_write == "def make():\n    return B(), FILL_IN_train_loader(), FILL_IN_val_loader()"
 
 
+@pytest.mark.slow
 def test_a_trainer_made_by_a_script_itself_is_found_with_the_function_to_write(tmp_path: Path) -> None:
     project(tmp_path, train="from transformers import Trainer\ntrainer = Trainer(model=1)\ntrainer.train()\n")
     done = start(str(tmp_path), None)
@@ -434,6 +435,7 @@ def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(
     assert {one.name for one in home.iterdir()} == {"train.py", "study.yaml"}
 
 
+@pytest.mark.slow
 def test_where_the_loss_alone_was_not_had_it_is_the_one_hole(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     carried = "kept = torch.zeros(3)\nfor epoch"
     step = "out = net(x) + kept.detach()\n        kept = out.mean(0); F.cross_entropy(out, y).backward()"
@@ -460,6 +462,7 @@ def test_past_the_time_limit_the_files_are_read(
     assert "model" in yaml.safe_load((home / "study.yaml").read_text())
 
 
+@pytest.mark.slow
 def test_of_a_folder_the_script_that_makes_the_optimizer_is_watched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -471,6 +474,7 @@ def test_of_a_folder_the_script_that_makes_the_optimizer_is_watched(
     assert yaml.safe_load((tmp_path / "study.yaml").read_text())["from"] == {"script": "learn.py"}
 
 
+@pytest.mark.slow
 def test_a_folder_whose_script_needs_arguments_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project(tmp_path, train=SCRIPT, net=NET)
     code, printed, _ = init(capsys, str(tmp_path))

@@ -86,6 +86,7 @@ def test_a_suspended_driver_that_was_followed_notices_before_its_next_line_and_n
     assert tokens(path) == ["one", "two", "three"]
 
 
+@pytest.mark.slow
 def test_a_driver_that_lives_keeps_its_lease_however_long_it_has_nothing_to_write(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with writer(path, "told", "2") as first:
