@@ -53,7 +53,7 @@ def changing_with_calls(module: nn.Module, loss: LossFunction, batch: Any, devic
     if not (all(a < b for a, b in pairwise(losses)) or all(a > b for a, b in pairwise(losses))):
         return None
     return (
-        f"the loss of the same samples and the same weights is {losses[0]:.4g} at one call and {losses[-1]:.4g} {CALLS - 1} calls later: it goes "
+        f"the loss of the same samples and the same weights is {losses[0]:.7g} at one call and {losses[-1]:.7g} {CALLS - 1} calls later: it goes "
         "by how often it was called. Batches that are compared take different numbers of micro-batches, and are trained and judged by "
         "different losses: if that is not meant, make it the same at every call, as it is at the end of your run"
     )
