@@ -331,7 +331,8 @@ StageKeys = Frontier | Throughput | Equivalence | Train | LearningRate | Horizon
 StageConfig = Annotated[StageKeys, Field(discriminator="type")]
 """The same as a study file holds them: the word under `type` says which they are."""
 CHANGING = (Branch, Regularization)
-"""The stages that train the chosen run again with one thing changed: each comes after those that choose it, and a study has one of them."""
+"""The stages that train the chosen run again with one thing changed: each comes after those that choose it, and a study has one
+of them."""
 
 
 def compiled_in(stages: Sequence[StageKeys]) -> list[Compile]:

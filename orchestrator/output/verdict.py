@@ -321,7 +321,7 @@ def _training_seconds(standing: Standing) -> list[float]:
 
 def _how_the_baseline_ended(study: Study) -> str:
     """Return that the user's own batch and learning rate did not train to their end; nothing where they were not tried."""
-    baseline = next((trial for trial in study.trials.values() if trial.protected), None)
+    baseline = next((trial for trial in reversed(study.trials.values()) if trial.protected), None)
     if baseline is None:
         return ""
     config = baseline.config

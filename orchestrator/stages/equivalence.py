@@ -28,6 +28,7 @@ from batchscout.orchestrator.stages.figures import (
 from batchscout.orchestrator.stages.findings import concluded, found
 from batchscout.orchestrator.stages.probing import max_samples
 from batchscout.orchestrator.stages.short_runs import (
+    made_again,
     notes_on_divergence,
     short_id,
     short_run,
@@ -111,7 +112,7 @@ def _reference_run(context: StageContext[Equivalence], split: Split) -> Proposal
     # A knob that changes the loss may want another precision, and would hide what the split does.
     names = mode.memory_knobs if mode else context.config.memory_knobs
     changes["memory_knobs"] = tuple(name for name in names if name not in that_change_the_loss(names))
-    name, changes["learning_rate"] = _run(context, split)
+    name, changes["learning_rate"] = short_run(context, _name(split), split)
     if name in context.study.trials:
         return context.study.trials[name].proposal
     config = context.short_trial(split, mode, context.stage.steps, **changes)
@@ -125,17 +126,12 @@ def _reference(context: StageContext[Equivalence]) -> Trial | None:
     return trial if trial and trial.state is TrialState.COMPLETE else None
 
 
-def _run(context: StageContext[Equivalence], split: Split) -> tuple[str, float]:
-    """Return (the id, the learning rate) of a split's run."""
-    return short_run(context, _name(split), split)
-
-
 def _name(split: Split) -> str:
     return f"equivalence-{split}"
 
 
 def _does_not_fit(context: StageContext[Equivalence], split: Split) -> bool:
-    trial = context.study.trials.get(_run(context, split)[0])
+    trial = context.study.trials.get(short_run(context, _name(split), split)[0])
     return trial is not None and trial.state is TrialState.OUT_OF_MEMORY
 
 
@@ -404,7 +400,7 @@ def _on_precision(context: StageContext[Equivalence]) -> tuple[str, ...]:
 def _left_out(context: StageContext[Equivalence]) -> tuple[str, ...]:
     """Return why trials are missing: their sizes do not divide the batch, they did not fit, or diverged."""
     _, skipped = _splits(context)
-    silent = [trial for trial in context.trials() if trial.state.ruled_out]
+    silent = [trial for trial in context.trials() if trial.state.ruled_out and not made_again(context, trial)]
     return (
         *_instead(context),
         *skipped,

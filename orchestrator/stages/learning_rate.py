@@ -130,7 +130,9 @@ def run_before(study: Study) -> list[Trial]:
 
 
 def _batch(trial: Trial) -> tuple[object, ...]:
-    return trial.config.micro_batch_size, trial.config.gradient_accumulation_steps, trial.config.precision
+    """Return what a trial is one of the batch by. A grid may compare splits of one batch; train has others only where one did not fit."""
+    config = trial.config
+    return (config.split if trial.stage == "grid" else config.effective_batch_size), config.precision
 
 
 def conclude(context: StageContext[LearningRate]) -> Conclusion:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.context import StageContext
@@ -51,7 +52,7 @@ def _num_lowered(context: StageContext[StageKeys]) -> int:
 
 
 def diverged_short_runs(context: StageContext[StageKeys]) -> list[Trial]:
-    """Return those that diverged. A control may train for long, and at another precision."""
+    """Return those that diverged, in any stage. A control may train for long, and at another precision."""
     return [
         trial
         for trial in context.study.trials.values()
@@ -59,24 +60,35 @@ def diverged_short_runs(context: StageContext[StageKeys]) -> list[Trial]:
     ]
 
 
+def made_again(context: StageContext[StageKeys], trial: Trial) -> bool:
+    """True of a short run that diverged, and was made again at a lower learning rate."""
+    return trial.cause is Cause.DIVERGED and any(
+        other.config.learning_rate < trial.config.learning_rate
+        and other.proposal.round == trial.proposal.round
+        and other.config.split == trial.config.split
+        and mode_of(other.config) == mode_of(trial.config)
+        for other in context.trials()
+    )
+
+
 def notes_on_divergence(context: StageContext[StageKeys]) -> list[str]:
-    """Return, of a stage with short runs, that some diverged, and at which learning rate they were made again."""
-    diverged = [one for one in diverged_short_runs(context) if one.stage == context.stage.type]
+    """Return, of a stage with short runs, that some diverged and were made again."""
+    diverged = [one for one in context.trials() if made_again(context, one)]
     if not diverged:
         return []
     lowest = LOWERED_BY ** _num_lowered(context)
     return [
-        f"{counted(len(diverged), 'short run')} diverged, to be made again at a lower learning rate, 1/{lowest:,} of the study's at the "
-        "lowest: memory and speed hardly depend on it"
+        f"{counted(len(diverged), 'short run')} diverged, and were made again at a lower learning rate, 1/{lowest:,} of the study's at the "
+        "lowest: what they measure hardly depends on it"
     ]
 
 
 def why_they_diverge(context: StageContext[StageKeys]) -> str | None:
-    """Return the last short run that diverged, with the remedy; None where none did."""
-    diverged = diverged_short_runs(context)
-    if not diverged:
+    """Return the stage's last short run that diverged at the lowest learning rate, too, with the remedy; None where none did."""
+    diverged = [one for one in diverged_short_runs(context) if one.stage == context.stage.type]
+    last = next((one for one in reversed(diverged) if not made_again(context, one)), None)
+    if last is None:
         return None
-    last = diverged[-1]
     return (
         f"{last.id}: {last.explanation}, at learning rates from {_rule(context, last.config.split):.3g} down to "
         f"{last.config.learning_rate:.3g}: {NOT_THE_RATE}"

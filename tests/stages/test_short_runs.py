@@ -48,9 +48,22 @@ def test_a_rate_at_which_nothing_trains_keeps_no_stage_from_its_answer(stage: st
     assert len(diverged) == 2, "one at the rule's rate, one at the next: those after it begin where it fits"
     done = {one.config.split for one in known.study.trials.values()}
     assert done == {one.config.split for one in sound.study.trials.values()}
-    told = f"2 short runs diverged, to be made again at a lower learning rate, 1/{LOWERED_BY**2:,} of the study's at the lowest"
+    told = f"2 short runs diverged, and were made again at a lower learning rate, 1/{LOWERED_BY**2:,} of the study's at the lowest"
     assert any(told in note for note in known.conclude().notes)
     assert not any("diverged" in note for note in sound.conclude().notes)
+
+
+def test_what_a_run_at_a_lower_rate_finds_is_the_reason_and_not_that_one_diverged() -> None:
+    known = Known({"type": "frontier", "activation_checkpointing": ["none"]}, memory_limit="100MiB")
+    known.end("frontier-none-m1", "pruned", "the loss is nan in step 2", Cause.DIVERGED)
+    [again] = [one.id for one in known.propose() if one.id not in known.study.trials]
+    known.end(again, tokens_per_second=100.0, step_seconds=0.1, peak_memory_bytes=99.5 * MIB)
+    while waiting := [one.id for one in known.propose() if one.id not in known.study.trials]:
+        known.end(waiting[0], "out_of_memory", "x", Cause.OUT_OF_MEMORY)
+    conclusion = known.conclude()
+    assert conclusion.bad_input
+    assert "raise memory_limit" in conclusion.reason
+    assert "hardly the cause" not in conclusion.reason
 
 
 @pytest.mark.parametrize("stage", STAGES)

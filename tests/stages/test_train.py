@@ -17,6 +17,7 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import optimizer_at
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
 from batchscout.orchestrator.stages import train
+from batchscout.orchestrator.stages.estimates.observed import observations
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.train import FIRST_RUNS, Ranked, TrainFindings
 from batchscout.orchestrator.stages.train.conclude import WINNERS_CUT
@@ -425,7 +426,35 @@ def test_a_micro_batch_that_does_not_fit_after_all_is_trained_in_smaller_ones(tm
     assert chosen(known) == chosen(fitting) >= 64
     assert recommended(config, known).micro_batch_size == 32
     [note] = [one for one in known.conclusions["train"].notes if "out of memory" in one]
-    assert all(one in note for one in ("effective batch 256 as 64 x 4", "the batch was trained as 32 x 8")), note
+    assert all(one in note for one in ("effective batch 256 as 64 x 4", "it was made again as 32 x 8")), note
+
+
+def test_a_longer_run_is_recommended_in_a_micro_batch_that_was_trained(tmp_path: Path) -> None:
+    def fills_up(config: TrialConfig, samples: int) -> dict[str, Any]:
+        if config.micro_batch_size >= 64 and samples > config.sample_budget / 2:
+            return {"outcome": "out_of_memory", "reason": "too large"}
+        return IDEAL(config, samples)
+
+    config, known = played(tmp_path, IDEAL, fills_up, real_run={"samples": 4 * BUDGET})
+    known = play_stage(tmp_path / "journal.jsonl", config, "horizons", fills_up)
+    recommendation = recommended(config, known)
+    assert recommendation.effective_batch_size >= 64
+    assert recommendation.micro_batch_size == 32
+
+
+def test_a_run_that_was_made_again_counts_once(tmp_path: Path) -> None:
+    """It had passed rungs before it filled the memory, with the losses of the one after it."""
+
+    def fills_up(config: TrialConfig, samples: int) -> dict[str, Any]:
+        if config.micro_batch_size >= 64 and samples > 0.9 * config.sample_budget:
+            return {"outcome": "out_of_memory", "reason": "too large"}
+        return IDEAL(config, samples)
+
+    _, known = played(tmp_path, IDEAL, fills_up, seeds=[0, 1])
+    again = [one for one in known.trials.values() if one.state is TrialState.OUT_OF_MEMORY]
+    assert any(one.rungs for one in again)
+    settings = [(one.effective_batch_size, one.learning_rate) for one in observations([*known.trials.values()], None)]
+    assert len(settings) == len(set(settings))
 
 
 def test_a_run_that_fills_memory_in_micro_batches_of_any_size_is_given_up_soon(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from batchscout.trainers.errors import DataFault, raised_text, users_frame
 
 SECONDS = 2.0
 """For each set."""
+FEWEST = 32
+"""Of so many samples at least one has a target, where any number of them are worth training on."""
 
 
 def look_through(
@@ -67,19 +69,22 @@ def look_through(
 def look_for_targets(samples: SampleSet, name: str, count: int, targets_of: Callable[[Any], float]) -> None:
     """Raise DataFault where no sample has a target. targets_of: returns how many targets a batch has.
 
-    Two samples are looked at at a time: some losses take no single one.
+    Two samples are looked at at a time: some losses take no single one. Where there is not time for many, or the set shows only a few, as a
+    stream does, nothing is said.
     """
-    ends, looked_at = time.monotonic() + SECONDS, 0
-    for index in spread(min(len(samples), count)):
-        if targets_of(fetch(samples, [index, (index + 1) % len(samples)])) > 0:
+    ends, number = time.monotonic() + SECONDS, min(len(samples), count)
+    for looked_at, index in enumerate(spread(number)):
+        if targets_of(fetch(samples, [index, (index + 1) % number])) > 0:
             return
-        looked_at += 1
+        if time.monotonic() > ends and looked_at < FEWEST:
+            return
         if time.monotonic() > ends:
             break
-    raise DataFault(
-        f"none of {looked_at} {name} samples, from all parts of the set, has a target: every label of theirs is masked (-100, or the "
-        "loss's ignore_index), so there is nothing to learn from them; look at how the labels are made"
-    )
+    if number >= FEWEST:
+        raise DataFault(
+            f"no {name} sample of those looked at, in all parts of the set, has a target: every label of theirs is masked (-100, or the loss's "
+            "ignore_index), so there is nothing to learn from them; look at how the labels are made"
+        )
 
 
 def _as_batch(samples: SampleSet, index: int) -> Any:

@@ -55,15 +55,15 @@ class RunCurves:
 
 def read_curves(run_dir: Path, study: Study, winner: str | None) -> list[RunCurves]:
     """Return the curves of the recommended run and of the baseline's, as far as there are any."""
-    shown = {"recommended": study.trials.get(winner or ""), "baseline": baseline_run(study) or _first_protected(study)}
+    shown = {"recommended": study.trials.get(winner or ""), "baseline": baseline_run(study) or _last_protected(study)}
     if shown["recommended"] is shown["baseline"]:
         shown = {"baseline": shown["baseline"]}
     found = [_curves(name, trial_directory(run_dir, trial.id)) for name, trial in shown.items() if trial]
     return [one for one in found if one.steps or one.snapshots or one.notices]
 
 
-def _first_protected(study: Study) -> Trial | None:
-    return next((trial for trial in study.trials.values() if trial.protected), None)
+def _last_protected(study: Study) -> Trial | None:
+    return next((trial for trial in reversed(study.trials.values()) if trial.protected), None)
 
 
 def _curves(name: str, directory: Path) -> RunCurves:

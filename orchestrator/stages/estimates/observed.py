@@ -21,7 +21,7 @@ from batchscout.orchestrator.stages.estimates.surface import (
     fit,
 )
 from batchscout.orchestrator.study.causes import Cause
-from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.study.trial import Trial, TrialState
 
 KEPT = 0.33
 """At a share r of its samples a run lies behind another by a distance of which r^KEPT is left at the end, as the median over the
@@ -99,6 +99,8 @@ def _observation(name: str, seeds: list[Trial], ranking: dict[str, Standing], to
         return Observation(setting.effective_batch_size, setting.learning_rate, ranking[name].score, len(seeds))
     if not all(trial.state.ended for trial in seeds):
         return None
+    if any(trial.state is TrialState.OUT_OF_MEMORY for trial in seeds):
+        return None  # its batch is trained again, in smaller micro-batches
     if any(trial.cause is Cause.DIVERGED for trial in seeds):
         return Observation(setting.effective_batch_size, setting.learning_rate, None)
     return None if to_target else _extrapolated(setting, seeds, ranking)

@@ -31,7 +31,7 @@ from batchscout.orchestrator.stages.frontier.progress import FrontierProgress
 from batchscout.orchestrator.stages.frontier.variants import Variant, variants
 from batchscout.orchestrator.stages.input_bound import input_bound
 from batchscout.orchestrator.stages.probing import num_full_runs
-from batchscout.orchestrator.stages.short_runs import notes_on_divergence, why_they_diverge
+from batchscout.orchestrator.stages.short_runs import made_again, notes_on_divergence, why_they_diverge
 from batchscout.orchestrator.stages.too_short import in_words, out_of_reach
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion
@@ -192,7 +192,7 @@ def _by_length(known: FrontierProgress) -> tuple[LengthFindings, ...]:
 
 def _nothing_fits(known: FrontierProgress) -> Conclusion:
     probes = (trial for trial in known.trials.all() if not trial.proposal.control)
-    broken = [trial for trial in probes if ended_for_another_reason(trial)]
+    broken = [one for one in probes if ended_for_another_reason(one) and not made_again(known.context, one)]
     if broken:
         other = next((f"{one.id}: {one.explanation}" for one in broken if one.cause is not Cause.DIVERGED), None)
         reason = f"no probe succeeded; {other or why_they_diverge(known.context)}"

@@ -19,12 +19,14 @@ from batchscout.orchestrator.stages.train import (
     Choice,
     choice_of,
     compares_as_now,
+    full_runs,
     gain_over,
     interval,
     lineup_of,
     surface_of,
 )
 from batchscout.orchestrator.study.state import Conclusion
+from batchscout.orchestrator.study.trial import TrialState
 from batchscout.orchestrator.units import loss_text, number_text
 
 SAFE = 0.9
@@ -82,7 +84,10 @@ def _findings(context: StageContext[Horizons], law: Carried, choice: Choice) -> 
         best, gain = setting_of(own.trials[0]), None
     batch = best.effective_batch_size
     candidate = next(one for one in lineup_of(as_train).candidates if one.split.effective_batch_size == batch)
-    split = candidate.split
+    done = [one.config.split for one in full_runs(context.study) if one.state is TrialState.COMPLETE]
+    trained = (one for one in done if one.effective_batch_size == batch)
+    # A larger micro-batch may have filled the memory.
+    split = min(trained, key=lambda one: one.micro_batch_size, default=candidate.split)
     low, _, high = interval(surface.coordinates.rule[batch] * 2 ** surface.best_u(batch))
     ends = interval(surface.at(best))
     return HorizonsFindings(

@@ -113,20 +113,18 @@ def _time_for_the_same_samples(context: StageContext[Train], batch: int, other: 
 
 
 def _in_smaller_micro_batches(context: StageContext[Train]) -> list[str]:
-    """Return which runs did not fit into memory after all, and how their batches were trained."""
+    """Return which runs did not fit into memory after all, and how they were made again."""
     runs, notes = full_runs(context.study), list[str]()
     lost = {trial.config.split: trial for trial in reversed(runs) if trial.state is TrialState.OUT_OF_MEMORY}
     though = ", though a short one had fitted" if found(context.study, FrontierFindings) else ""
-    for split, trial in sorted(lost.items(), key=lambda one: one[0].effective_batch_size):
-        others = {run.config.split for run in runs if run.state is TrialState.COMPLETE} - {split}
-        smaller = sorted(
-            map(split_text, (one for one in others if one.effective_batch_size == split.effective_batch_size))
-        )
-        instead = f"trained as {' and '.join(smaller)}, which makes the same gradients" if smaller else "not trained"
-        samples = trial.metric("samples_seen")
+    for split, trial in sorted(lost.items(), key=lambda one: (one[0].effective_batch_size, -one[0].micro_batch_size)):
+        batch, samples = split.effective_batch_size, trial.metric("samples_seen")
+        others = {one.config.split for one in runs if one.config.effective_batch_size == batch}
+        smaller = [one for one in others if one.micro_batch_size < split.micro_batch_size]
+        again = max(smaller, key=lambda one: one.micro_batch_size, default=None)
         notes.append(
-            f"a run of effective batch {split.effective_batch_size} as {split_text(split)} ran out of memory"
-            f"{f' after {samples:,.0f} samples' if samples else ''} ({trial.reason}){though}: the batch was {instead}"
+            f"a run of effective batch {batch} as {split_text(split)} ran out of memory{f' after {samples:,.0f} samples' if samples else ''} "
+            f"({trial.reason}){though}{f'; it was made again as {split_text(again)}' if again else ''}"
         )
     return notes
 
