@@ -407,15 +407,21 @@ def test_a_batch_that_cannot_run_is_no_candidate_any_more(tmp_path: Path) -> Non
     assert len(tries) == 1, "once is enough"
 
 
-@pytest.mark.parametrize("seeds", [[0], [0, 1]])
-def test_a_micro_batch_that_does_not_fit_after_all_is_trained_in_smaller_ones(tmp_path: Path, seeds: list[int]) -> None:
-    """Half-way through a run in micro-batches of 64 memory is full."""
+def full_from(share: float) -> World:
+    """The ideal world, in which a run in micro-batches of 64 or more fills the memory after this share of its samples."""
 
-    def fills_up(config: TrialConfig, samples: int) -> dict[str, Any]:
-        if config.micro_batch_size >= 64 and samples > config.sample_budget / 2:
+    def point(config: TrialConfig, samples: int) -> dict[str, Any]:
+        if config.micro_batch_size >= 64 and samples > share * config.sample_budget:
             return {"outcome": "out_of_memory", "reason": "too large"}
         return IDEAL(config, samples)
 
+    return point
+
+
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_a_micro_batch_that_does_not_fit_after_all_is_trained_in_smaller_ones(tmp_path: Path, seeds: list[int]) -> None:
+    """Half-way through a run in micro-batches of 64 memory is full."""
+    fills_up = full_from(0.5)
     _, fitting = played(tmp_path, IDEAL, seeds=seeds)
     (tmp_path / "full").mkdir()
     config, known = played(tmp_path / "full", IDEAL, fills_up, seeds=seeds)
@@ -430,11 +436,7 @@ def test_a_micro_batch_that_does_not_fit_after_all_is_trained_in_smaller_ones(tm
 
 
 def test_a_longer_run_is_recommended_in_a_micro_batch_that_was_trained(tmp_path: Path) -> None:
-    def fills_up(config: TrialConfig, samples: int) -> dict[str, Any]:
-        if config.micro_batch_size >= 64 and samples > config.sample_budget / 2:
-            return {"outcome": "out_of_memory", "reason": "too large"}
-        return IDEAL(config, samples)
-
+    fills_up = full_from(0.5)
     config, known = played(tmp_path, IDEAL, fills_up, real_run={"samples": 4 * BUDGET})
     known = play_stage(tmp_path / "journal.jsonl", config, "horizons", fills_up)
     recommendation = recommended(config, known)
@@ -445,12 +447,7 @@ def test_a_longer_run_is_recommended_in_a_micro_batch_that_was_trained(tmp_path:
 def test_a_run_that_was_made_again_counts_once(tmp_path: Path) -> None:
     """It had passed rungs before it filled the memory, with the losses of the one after it."""
 
-    def fills_up(config: TrialConfig, samples: int) -> dict[str, Any]:
-        if config.micro_batch_size >= 64 and samples > 0.9 * config.sample_budget:
-            return {"outcome": "out_of_memory", "reason": "too large"}
-        return IDEAL(config, samples)
-
-    _, known = played(tmp_path, IDEAL, fills_up, seeds=[0, 1])
+    _, known = played(tmp_path, IDEAL, full_from(0.9), seeds=[0, 1])
     again = [one for one in known.trials.values() if one.state is TrialState.OUT_OF_MEMORY]
     assert any(one.rungs for one in again)
     settings = [(one.effective_batch_size, one.learning_rate) for one in observations([*known.trials.values()], None)]
