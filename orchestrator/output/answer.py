@@ -155,8 +155,6 @@ def _how_well_compared(config: StudyConfig, study: Study, known: Known | None) -
             return Badge.UNDETERMINED, "only one run ended, so nothing was compared"
         return Badge.UNDETERMINED, f"the lowest loss of {num_runs} runs, and how much of that is chance is not known"
     wasted = wasted_text(config, known)
-    if known.is_decided and known.regret_time is None:  # a study of an earlier version
-        return Badge.DECIDED, f"this batch is the best with probability {next(iter(known.p_best.values())):.2f}"
     if known.is_decided:
         return Badge.DECIDED, f"nothing else that was compared is likely to save {config.useful_gain:.0%}; {wasted}"
     if known.keeps_own and not is_open:

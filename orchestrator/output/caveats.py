@@ -210,6 +210,5 @@ def is_on_edge(config: StudyConfig, study: Study, winner: Trial) -> bool:
 
 def asks_for_the_length(config: StudyConfig, study: Study, winner: Trial) -> bool:
     """True if the answer could be carried to the length of the user's run, and nobody has said how long that is."""
-    known = known_of(config, study, winner)
-    measured = known is not None and known.regret_time is not None
+    measured = known_of(config, study, winner) is not None
     return measured and config.real_run is None and config.objective != "target"

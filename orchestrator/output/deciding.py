@@ -54,7 +54,7 @@ def _hours(hours: float) -> float:
 def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | None:
     """Return what would decide a study that could not; None where it did, and where nothing is known of it."""
     known, compared = known_of(config, study, winner), compared_of(study, winner)
-    if known is None or known.regret_time is None or not known.is_open(config.useful_gain):
+    if known is None or not known.is_open(config.useful_gain):
         return None
     if real := carried_to(study, winner):
         longer = "a study with longer runs (sample_budget): at least a quarter of the real run's length"

@@ -21,8 +21,8 @@ class Known:
     rates: tuple[float, float]
     """Between what the best learning rate of its batch lies, with probability 0.9."""
     is_decided: bool
-    regret_time: float | None = None
-    """The share of the training time that it wastes on average, against the best setting; None in earlier studies."""
+    regret_time: float
+    """The share of the training time that it wastes on average, against the best setting."""
     time: TimeGain | None = None
     """What it saves of the training time of the user's own; None where it is that one."""
     keeps_own: bool = False
@@ -30,14 +30,13 @@ class Known:
     def is_open(self, useful_gain: float) -> bool:
         """True where another setting may be better by more than a useful gain; the user's own may be as good as that and is still not
         called decided."""
-        return not self.is_decided if self.regret_time is None else self.regret_time > useful_gain
+        return self.regret_time > useful_gain
 
 
 def known_of(config: StudyConfig, study: Study, winner: Trial) -> Known | None:
     """Return what is known of the setting: of the real run's, where there is one; None where nothing was compared."""
     real = carried_to(study, winner)
     if real is not None:
-        assert real.regret_time is not None, "it came with the setting"
         batches = sorted(real.batches, key=lambda one: one.effective_batch_size != real.effective_batch_size)
         return Known(
             {one.effective_batch_size: one.p_best for one in batches},
@@ -51,6 +50,7 @@ def known_of(config: StudyConfig, study: Study, winner: Trial) -> Known | None:
     if compared is None:
         return None
     findings, mine = compared.findings, compared.mine
+    assert findings.regret_time is not None, "they were compared"
     return Known(
         {one.effective_batch_size: one.p_best for one in (mine, *compared.others)},
         (mine.learning_rate_low, mine.learning_rate_high),
@@ -85,10 +85,12 @@ class Compared:
 
 
 def compared_of(study: Study, winner: Trial) -> Compared | None:
-    """Return the comparison; None without one: no train stage, a single run, or a study of version 0.2."""
+    """Return the comparison; None without one: no train stage, a single run, or nothing known of what the choice wastes."""
     findings = trained(study)
     mine = findings.of_batch(winner.config.effective_batch_size) if findings else None
-    if findings is None or mine is None or sum(one.num_runs for one in findings.batches) < 2:
+    if findings is None or findings.regret_time is None or mine is None:
+        return None
+    if sum(one.num_runs for one in findings.batches) < 2:
         return None
     return Compared(findings, mine, tuple(one for one in findings.batches if one is not mine))
 

@@ -165,17 +165,17 @@ class Recommendation:
     seed: int
     verdict: str
     """For people: the configuration, and what it saves against the user's own setting."""
-    answer: Answer | None = None
-    """The same in five lines. None, and not in the file, in files of earlier versions."""
-    decided: bool | None = None
+    answer: Answer
+    """The same in five lines."""
+    decided: bool
     """True if another setting than the user's own is recommended that wastes less than `useful_gain` on average. False where the user's
-    own stays, where the best is left open, and where too little was compared. None in files of earlier versions."""
+    own stays, where the best is left open, and where too little was compared."""
     time: TimeGain | None = None
     """The share of the training time of the user's own setting in which this one comes to the same loss, with its 90 % interval. None,
-    and not in the file, where it is that one or that one did not complete, and in studies of earlier versions."""
+    and not in the file, where it is that one or that one did not complete."""
     regret_time: float | None = None
     """The share of the training time that this setting wastes on average, against the best one. None, and not in the file, where a
-    single run was made, and in studies of earlier versions."""
+    single run was made."""
     p_best: float | None = None
     """The probability that the batch is the best, each at its best rate: those of all batches add up to 1; None where only one was tried."""
     scope: Scope | None = None
@@ -200,8 +200,7 @@ class Recommendation:
 
     def __repr__(self) -> str:
         batch = f"effective batch {self.effective_batch_size} ({self.micro_batch_size} x {self.gradient_accumulation_steps})"
-        sure = f", {self.answer.badge}" if self.answer else ""
-        return f"<recommendation: {batch}, learning rate {self.learning_rate:.3g}{sure}>"
+        return f"<recommendation: {batch}, learning rate {self.learning_rate:.3g}, {self.answer.badge}>"
 
     def to_json(self) -> dict[str, JsonValue]:
         """Return the tree that recommendation.json holds."""

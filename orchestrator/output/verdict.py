@@ -153,7 +153,7 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
         sure = _sure(config, known) if known else ""
         return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(study)}{sure}"
     theirs = _standing(study, baseline, target)
-    if known is not None and known.regret_time is not None:
+    if known is not None:
         return _against_own(config, study, winner, known)
     if winner.config.effective_batch_size == baseline.config.effective_batch_size:
         its_rate = "" if winner.candidate == baseline.candidate else f"; {_at_its_rate(ours, theirs, target)}"
@@ -182,7 +182,7 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     if baseline and baseline is not winner:
         against = f" against {loss_text(_standing(study, baseline, None).val_loss)} with your own setting"
     own, ends = winner.config, (real.val_loss, real.val_loss_low, real.val_loss_high)
-    middle, low, high = (loss_text(loss) for loss in ends if loss is not None)
+    middle, low, high = map(loss_text, ends)
     return (
         f"{length}{saved} about {middle} ({low} to {high}){_sure(config, known)}. It is carried on "
         f"from runs of this study's length and shorter ones, of which effective batch {own.effective_batch_size} at learning rate "
@@ -196,7 +196,6 @@ def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known)
     assert baseline, "what completed is compared with the baseline"
     ours, theirs = _standing(study, winner, target), _standing(study, baseline, target)
     if known.keeps_own:
-        assert known.regret_time is not None, "asked only of studies that know it"
         is_good = known.regret_time <= config.useful_gain and len(known.p_best) > 1
         so = ", so the batch is not your bottleneck" if is_good else ""
         return (
@@ -333,17 +332,13 @@ def _ended(trial: Trial) -> str:
 
 
 def _sure(config: StudyConfig, known: Known) -> str:
-    """Return how far the setting may lie from the best one, and what is left open; nothing in a study that does not know it."""
-    if known.regret_time is None:
-        return ""
+    """Return how far the setting may lie from the best one, and what is left open."""
     told = f"; choosing {wasted_text(config, known)}, against the best of all"
     return f"{told}; undetermined {open_text(config, known)}" if known.is_open(config.useful_gain) else told
 
 
 def wasted_text(config: StudyConfig, known: Known) -> str:
-    """Return what the setting wastes; nothing in a study that does not know it."""
-    if known.regret_time is None:
-        return ""
+    """Return what the setting wastes."""
     wasted = f"{known.regret_time:.1%}" if known.regret_time < 0.1 else f"{known.regret_time:.0%}"
     return f"it wastes {wasted} of {_the_cost(config)} on average"
 

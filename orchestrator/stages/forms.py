@@ -58,7 +58,7 @@ class Rate:
     num_rounds: int
     """How often it was timed."""
     standard_error: float | None = None
-    """Of its logarithm; None where one round was timed, and in studies of earlier versions."""
+    """Of its logarithm; None where one round was timed."""
 
     @property
     def deviation(self) -> float:

@@ -26,7 +26,6 @@ from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.stages.train import (
     LearningRateFindings,
     TrainFindings,
-    compares_as_now,
     loss_deviation,
     train_findings,
 )
@@ -165,8 +164,7 @@ def _with_these(context: StageContext[LearningRate]) -> TrainFindings | None:
     keys = context.config.keys_of(Train)
     if keys is None or found(context.study, TrainFindings) is None:
         return None
-    as_train = StageContext(keys, context.config, context.study, context.num_lanes)
-    return train_findings(as_train) if compares_as_now(as_train) else None
+    return train_findings(StageContext(keys, context.config, context.study, context.num_lanes))
 
 
 def _chosen(ranking: list[Standing], of_all: TrainFindings | None) -> Standing | None:

@@ -22,7 +22,7 @@ def upgraded_line(record: Record, version: int) -> Record | None:
     knob, which no study could go on with."""
     if _REMOVED_KNOB in str(record.get("id")):  # a trial's id names its knobs
         return None
-    return _renamed(record | {"version": version} | _without_the_removed_knob(record))
+    return _renamed(record | {"version": version} | _findings_as_now(record))
 
 
 def _renamed(value: Any) -> Any:
@@ -35,12 +35,16 @@ def _renamed(value: Any) -> Any:
     return f"batchscout.{value}" if is_import_path else value
 
 
-def _without_the_removed_knob(record: Record) -> Record:
+def _findings_as_now(record: Record) -> Record:
+    """Return a stage's findings without the knob that is gone; none of a real run that did not say how its batch is split."""
     findings = record.get("findings")
-    if record["kind"] != "concluded" or not isinstance(findings, dict) or "knobs" not in findings:
+    if record["kind"] != "concluded" or not isinstance(findings, dict):
         return {}
-    kept = [one for one in findings["knobs"] if _REMOVED_KNOB not in one["memory_knobs"]]
-    return {"findings": findings | {"knobs": kept}}
+    if "knobs" in findings:
+        findings = findings | {"knobs": [one for one in findings["knobs"] if _REMOVED_KNOB not in one["memory_knobs"]]}
+    if record["stage"] == "horizons" and findings.get("sample_budget") is None:
+        findings = None
+    return {"findings": findings}
 
 
 def upgraded_study(tree: JsonValue) -> JsonValue:

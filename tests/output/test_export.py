@@ -30,7 +30,7 @@ from batchscout.trainers.config import Schedule, TrialConfig
 from batchscout.trainers.sources.settings import GROUPS
 from batchscout.trainers.step.learning_rate import learning_rate_of_step
 from tests.support.every import for_every
-from tests.support.example_study import example_recommendation
+from tests.support.example_study import ANSWER, example_recommendation
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TARGETS = ("torch", "hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
@@ -107,15 +107,15 @@ def test_every_target_says_where_its_steps_come_from(to: str) -> None:
 
 @for_every(to=TARGETS)
 def test_a_verdict_over_several_lines_stays_a_comment(to: str) -> None:
-    text = export(recommendation(verdict="first\nimport nothing_of_this_name"), to)
-    assert "first import nothing_of_this_name" in text
+    answer = ANSWER | {"because": "first\nimport nothing_of_this_name"}
+    text = export(recommendation(answer=answer), to)
+    assert "import nothing_of_this_name" in text
     assert "\nimport nothing" not in text
 
 
 def test_the_five_lines_of_the_answer_are_the_first_comments() -> None:
     found = load(GOLDEN / "quickstart").recommendation
     assert found is not None
-    assert found.answer is not None
     assert export(found, "nanogpt").splitlines()[:6] == [
         "# batchscout", *(f"# {label} {text}" for label, text in found.answer.lines().items())
     ]  # fmt: skip
@@ -790,20 +790,24 @@ def test_a_schedule_of_the_study_file_comes_before_its_own() -> None:
 
 REAL: dict[str, JsonValue] = {
     "samples": 90_000, "effective_batch_size": 64, "learning_rate": 6e-4, "learning_rate_low": 5e-4, "learning_rate_high": 7e-4,
-    "batches": [],
+    "batches": [], "val_loss": 3.0, "val_loss_low": 2.9, "val_loss_high": 3.1, "micro_batch_size": 32, "gradient_accumulation_steps": 2,
+    "mode": None, "sample_budget": 80_000, "regret_time": 0.01, "time": None, "crossing_samples": None, "keeps_own": False,
 }  # fmt: skip
 
 
 @for_every(to=TARGETS)
 def test_a_run_is_as_long_as_the_users_own_and_never_as_the_studys(to: str) -> None:
     assert f"budget 36000 -> {math.ceil(36_000 / 64)}," in export(of_trainer(), to)
-    assert f"budget 90000 -> {math.ceil(90_000 / 64)}," in export(of_trainer(real_run=REAL), to), "asked for, not known"
-    carried = of_trainer(real_run=REAL | {"val_loss": 3.0}, sample_budget=80_000)
+    ramp = [{"from_samples": 640, "gradient_accumulation_steps": 2, "learning_rate": 6e-4}]
+    kept = export(of_trainer(real_run=REAL, ramp=ramp), to)  # a ramp is carried to no other length
+    assert "budget 80000" not in kept
+    assert "budget 36000" not in kept
+    carried = of_trainer(real_run=REAL, sample_budget=80_000)
     assert f"budget 80000 -> {math.ceil(80_000 / 64)}," in export(carried, to)
 
 
 def test_the_real_run_comes_before_the_epochs_of_the_trainer() -> None:
-    given = hf_arguments(export(of_trainer(real_run=REAL | {"val_loss": 3.0}, sample_budget=80_000), "hf"))
+    given = hf_arguments(export(of_trainer(real_run=REAL, sample_budget=80_000), "hf"))
     assert given["max_steps"] == math.ceil(80_000 / 64)
     assert "num_train_epochs" not in given
     assert given["warmup_steps"] == round(200 * (80_000 / 64) / (36_000 / 16)), "the same share of the run"

@@ -38,6 +38,7 @@ from batchscout.orchestrator.study.trial import Metrics, TrialState
 from batchscout.orchestrator.units import number_text, training_time_text
 from batchscout.trainers.notices import NoticeKind
 from tests.support.example_study import (
+    ANSWER,
     add_trial,
     conclude,
     end_trial,
@@ -181,7 +182,7 @@ def test_text_from_the_data_is_never_markup(config: StudyConfig) -> None:
     end_trial(study, "train-m1", 1.0, {}, TrialState.FAILED, Cause.FAILED, hostile)
     conclude(study, TrainFindings(winner=hostile, val_loss=1.0), hostile, (hostile,))
     recommendation = example_recommendation(
-        verdict=hostile, evidence={"trial": "train-m1", "stages": {hostile: hostile}, "notes": []}
+        answer=ANSWER | {"settings": hostile}, evidence={"trial": "train-m1", "stages": {hostile: hostile}, "notes": []}
     )
     page = Page(render_report(config, study, recommendation))
     tags = [tag for tags in page.tags.values() for tag in tags]
@@ -190,7 +191,7 @@ def test_text_from_the_data_is_never_markup(config: StudyConfig) -> None:
     )  # the page's own, and its data
     assert "alert('x')" not in "".join(one for one in page.data if not one.startswith(("{", "[")))
     assert page.texts["train"].count(hostile) == 4
-    assert page.texts["recommendation"].startswith(hostile)
+    assert page.texts["recommendation"].startswith(f"Train with{hostile}")
     assert page.texts["evidence"].count(hostile) == 2
 
 

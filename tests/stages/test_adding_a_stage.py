@@ -168,7 +168,6 @@ def test_what_it_chose_is_recommended(config: StudyConfig, study: Study) -> None
 def test_what_it_changed_of_the_run_that_was_chosen_before_is_recommended(config: StudyConfig, study: Study) -> None:
     found = recommend(config, study)
     assert found is not None
-    assert found.answer is not None
     assert found.model_changes == {"beats": 2.0}
     assert found.answer.settings.endswith(", and beats 2")
     assert "the same run without beats 2" in found.answer.gain

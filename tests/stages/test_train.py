@@ -18,8 +18,9 @@ from batchscout.orchestrator.config.trial import optimizer_at
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
 from batchscout.orchestrator.stages import train
 from batchscout.orchestrator.stages.estimates.observed import observations
+from batchscout.orchestrator.stages.estimates.ranking import standings
 from batchscout.orchestrator.stages.findings import found
-from batchscout.orchestrator.stages.train import FIRST_RUNS, Ranked, TrainFindings
+from batchscout.orchestrator.stages.train import FIRST_RUNS, TrainFindings, full_runs
 from batchscout.orchestrator.stages.train.conclude import WINNERS_CUT
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.facts import Facts
@@ -33,7 +34,6 @@ from tests.support.loss_worlds import FLAT, IDEAL, SMALL_IS_RIGHT, LossWorld
 from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
 from tests.support.tiny import ROOT, newest_state
-from tests.support.worlds import KNOWN
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 BUDGET = 8192
@@ -228,6 +228,7 @@ def test_the_verdict_does_not_claim_equal_time_where_speeds_were_off(tmp_path: P
     assert "Warning: not every batch trained at the speed that it was timed at (effective batch 8 at 0.70 x)" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0.0, 1.0, -1.5])
 @pytest.mark.parametrize("batches", [BATCHES, (4, 8, 16, 64, 256)], ids=str)
 def test_where_a_large_batch_is_faster_and_wastes_little_a_large_one_is_chosen(
@@ -293,9 +294,8 @@ def test_to_a_target_the_batch_that_gets_there_first_is_chosen(tmp_path: Path) -
     target = at_equal_time(IDEAL, 64) + 0.15
     config, known = played(tmp_path, IDEAL, objective="target", target_loss=target)
     assert chosen(known) >= 64
-    best = findings_of(known).ranking[0]
+    best = standings(full_runs(known), target)[0]
     assert best.reached
-    assert best.score is not None
     assert best.score < BUDGET / IDEAL.samples_per_second(8)
     assert f"reaches val loss {target:g} after" in recommended(config, known).verdict
 
@@ -418,6 +418,7 @@ def full_from(share: float) -> World:
     return point
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [[0], [0, 1]])
 def test_a_micro_batch_that_does_not_fit_after_all_is_trained_in_smaller_ones(tmp_path: Path, seeds: list[int]) -> None:
     """Half-way through a run in micro-batches of 64 memory is full."""
@@ -539,6 +540,7 @@ def test_no_candidate_that_finished_is_undetermined() -> None:
     assert known.conclude().reason.startswith("undetermined:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("too_high", [4, 16, 500])
 @pytest.mark.parametrize("max_runs", [5, 12])
 def test_a_learning_rate_that_diverges_everywhere_is_lowered_until_there_is_an_answer(
@@ -603,15 +605,6 @@ def test_where_nothing_trains_or_nothing_is_learned_the_last_line_says_what_was_
         _, known = played(tmp_path / name, IDEAL, world)
         assert not known.conclusions["train"].ok
         assert all(one in known.conclusions["train"].reason for one in said), known.conclusions["train"].reason
-
-
-def test_the_findings_of_version_0_2_know_of_no_batches() -> None:
-    known = Known({"type": "train"}).concluded(
-        *KNOWN, TrainFindings("train-m8k2", 3.0, (Ranked("train-m8k2", 3.0, 3.0),))
-    )
-    findings = found(known.study, TrainFindings)
-    assert findings is not None
-    assert (findings.of_batch(16), findings.seconds, findings.ranking[0].reached) == (None, None, True)
 
 
 def test_the_protected_run_alone_measures_its_noise_once_it_is_warm_and_along_its_way(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.trial import base_trial, scaled_learning_rate
 from batchscout.orchestrator.output.recommendation import Recommendation
-from batchscout.orchestrator.stages.chosen import RankBatch
 from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.findings import Findings, concluded
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
@@ -77,6 +76,15 @@ def example_recommendation(**changes: JsonValue) -> Recommendation:
     return Recommendation.from_json(json.dumps(RECOMMENDATION | changes))
 
 
+ANSWER: dict[str, JsonValue] = {
+    "settings": "micro-batch 16 x 2 accumulation = effective batch 32, learning rate 0.0006",
+    "badge": "undetermined",
+    "because": "only one run ended, so nothing was compared",
+    "gain": "not known",
+    "caveats": ["one seed"],
+    "next": "batchscout export RUN_DIR",
+}
+
 RECOMMENDATION: dict[str, JsonValue] = {
     "micro_batch_size": 16,
     "gradient_accumulation_steps": 2,
@@ -89,6 +97,8 @@ RECOMMENDATION: dict[str, JsonValue] = {
     "warmup_samples": 328,
     "complete": True,
     "verdict": "Train with micro-batch 16, accumulation 2 and selective activation checkpointing.",
+    "answer": ANSWER,
+    "decided": False,
     "evidence": {
         "trial": "learning_rate-x1",
         "val_loss": 3.8785,
@@ -211,8 +221,6 @@ def _add_throughput(config: StudyConfig, study: Study) -> None:
         critical_batch_size_low=58.0,
         critical_batch_size_high=138.0,
         goodput=goodput,
-        best_tokens_per_second=RankBatch(16, 16),
-        best_goodput=RankBatch(16, 2),
     )
     conclude(study, findings, reason)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import Mode
-from batchscout.orchestrator.stages.chosen import RankBatch
 from batchscout.orchestrator.stages.forms import Rate
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint, OperatingPoint
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
@@ -53,8 +52,6 @@ THROUGHPUT = ThroughputFindings(
     critical_batch_size_low=None,
     critical_batch_size_high=None,
     goodput={},
-    best_tokens_per_second=RankBatch(8, 4),
-    best_goodput=RankBatch(8, 2),
 )
 KNOWN = (FRONTIER, THROUGHPUT)
 # Where each candidate's curve ends, by (effective batch, learning rate is the rule's); 32 diverges, 12 is lost.

@@ -45,9 +45,8 @@ def export(recommendation: Recommendation, to: str, run_dir: str = RUN_DIR) -> s
     type it."""
     if to not in WRITERS:
         raise ValueError(f"cannot export to '{to}'; choose one of: {', '.join(WRITERS)}")
-    if (answer := recommendation.answer) is not None:
-        recommendation = replace(recommendation, answer=replace(answer, next=with_run_dir(answer.next, run_dir)))
-    return WRITERS[to](as_long_as_the_real_run(recommendation))
+    answer = replace(recommendation.answer, next=with_run_dir(recommendation.answer.next, run_dir))
+    return WRITERS[to](as_long_as_the_real_run(replace(recommendation, answer=answer)))
 
 
 def trainers_of(recommendation: Recommendation) -> list[str]:

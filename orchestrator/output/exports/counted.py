@@ -14,8 +14,7 @@ def as_long_as_the_real_run(recommendation: Recommendation) -> Recommendation:
     long as the study's own where none of these is known."""
     r, real = recommendation, recommendation.real_run
     if real is not None:
-        is_carried = real.val_loss is not None and not r.ramp
-        return r if is_carried else replace(r, sample_budget=real.samples)
+        return replace(r, sample_budget=real.samples) if r.ramp else r
     samples = r.own_run.samples if r.own_run else None
     return r if samples is None else replace(r, sample_budget=samples)
 

@@ -14,10 +14,9 @@ from batchscout.trainers.sources.settings import GROUPS
 
 def header_of(recommendation: Recommendation) -> list[str]:
     r = recommendation
-    said = r.answer.text().splitlines() if r.answer else [r.verdict]
     return [
         "batchscout",
-        *(" ".join(line.split()) for line in said),
+        *(" ".join(line.split()) for line in r.answer.text().splitlines()),
         f"effective batch {r.effective_batch_size} = micro-batch {r.micro_batch_size} x accumulation "
         f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
         *(

@@ -58,10 +58,7 @@ def answer_section(
 
 
 def _five_lines(r: Recommendation, others_are: str) -> Element:
-    """Return the answer, green where it is decided; of a file of an earlier version its sentence. others_are: where the other caveats
-    stand."""
-    if r.answer is None:
-        return element("p", r.verdict, class_="verdict")
+    """Return the answer, green where it is decided. others_are: where the other caveats stand."""
     sure = "decided" if r.answer.is_decided else "open"
     rows = [
         element("div", element("dt", label), element("dd", text), class_=sure if label == "Verdict" else None)
@@ -70,10 +67,8 @@ def _five_lines(r: Recommendation, others_are: str) -> Element:
     return element("dl", *rows, class_="answer")
 
 
-def _other_caveats(r: Recommendation) -> Element | None:
+def _other_caveats(r: Recommendation) -> Element:
     """Return what else limits it, and the sentence with all figures, folded."""
-    if r.answer is None:
-        return None
     others = [element("li", caveat) for caveat in r.answer.caveats[1:]]
     return element(
         "div",

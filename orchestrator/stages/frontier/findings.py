@@ -128,7 +128,7 @@ class FrontierFindings:
     """The point of the front from which more memory stops paying."""
     other_lengths: tuple[LengthFindings, ...] = ()
     measured: tuple[MeasuredPoint, ...] = ()
-    """Every point that fits, with samples as long as the data says; empty in the findings of earlier versions."""
+    """Every point that fits, with samples as long as the data says."""
     rivals: tuple[Rival, ...] = ()
     """The fastest first; empty if nothing was timed in turns."""
     taken: dict[str, str] | None = None

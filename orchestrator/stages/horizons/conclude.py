@@ -18,7 +18,6 @@ from batchscout.orchestrator.stages.train import (
     LIKELY,
     Choice,
     choice_of,
-    compares_as_now,
     full_runs,
     gain_over,
     interval,
@@ -38,7 +37,7 @@ NUM_LENGTHS = 9
 def conclude(context: StageContext[Horizons]) -> Conclusion:
     """Conclude with the batch and the learning rate for the real run's length."""
     runs, as_train = ended(context), _as_train(context)
-    if not runs or not compares_as_now(as_train):
+    if not runs:
         reason = "undetermined: no run of another length finished; see the trials' reasons"
         return Conclusion("horizons", ok=True, reason=reason)
     room = room_for(math.log2(length_of(context)), runs[0].octaves)
@@ -56,7 +55,7 @@ def ended(context: StageContext[Horizons]) -> list[Ended]:
     for one in standings(context.trials()):
         config = one.trials[0].config
         if config.effective_batch_size not in whole:
-            continue  # a study of an earlier version, which chose its batches otherwise
+            continue  # of an earlier format, whose batches were chosen otherwise
         octaves = math.log2(config.sample_budget / whole[config.effective_batch_size])
         found.append(Ended(setting_of(one.trials[0]), octaves, one.val_loss, len(one.trials)))
     return sorted(found, key=lambda one: one.octaves)
@@ -136,9 +135,8 @@ def _sentence(context: StageContext[Horizons], findings: HorizonsFindings) -> st
     mine = next(one for one in findings.batches if one.effective_batch_size == findings.effective_batch_size)
     rate = f"learning rate {findings.learning_rate:.2g} [{findings.learning_rate_low:.2g}, {findings.learning_rate_high:.2g}]"
     ends = (findings.val_loss, findings.val_loss_low, findings.val_loss_high)
-    middle, low, high = (loss_text(loss) for loss in ends if loss is not None)
+    middle, low, high = map(loss_text, ends)
     loss = f"about {middle} [{low}, {high}]"
-    assert findings.regret_time is not None, "the stage has just found it"
     told = (
         f"for {number_text(findings.samples)} samples ({number_text(length_of(context))} x this study's): effective batch "
         f"{findings.effective_batch_size} at {rate}, val loss {loss}, wasting {findings.regret_time:.0%} of the training time on average "

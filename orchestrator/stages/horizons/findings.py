@@ -36,22 +36,21 @@ class HorizonsFindings:
     """The learning rate to train with there, and between what the batch's best one lies, with probability 0.9."""
     batches: tuple[BatchAtLength, ...]
     """The smallest first."""
-    val_loss: float | None = None
-    val_loss_low: float | None = None
-    val_loss_high: float | None = None
-    """What the setting ends at there, with the ends of the 90 % interval; None in earlier studies."""
-    crossing_samples: float | None = None
+    val_loss: float
+    val_loss_low: float
+    val_loss_high: float
+    """What the setting ends at there, with the ends of the 90 % interval."""
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    mode: Mode | None
+    sample_budget: int
+    """How the batch is split, in which mode it was timed (None: in the study file's), and the samples that it trains on in the real run's training time."""
+    regret_time: float
+    """The share of the real run's training time that this wastes on average, against the best setting."""
+    time: TimeGain | None
+    """What it saves there against the user's own setting; None where it is that one, or that one diverged."""
+    crossing_samples: float | None
     """From which length on, in samples of the baseline, this batch is likelier the best than the study's own answer; None where both are
     one."""
-    regret_time: float | None = None
-    """The share of the real run's training time that this wastes on average, against the best setting; None in earlier studies."""
-    time: TimeGain | None = None
-    """What it saves there against the user's own setting; None where it is that one, or that one diverged, and in earlier studies."""
-    micro_batch_size: int | None = None
-    gradient_accumulation_steps: int | None = None
-    mode: Mode | None = None
-    sample_budget: int | None = None
-    """How the batch is split, in which mode it was timed, and the samples that it trains on in the real run's training time. None in
-    earlier studies."""
-    keeps_own: bool = False
+    keeps_own: bool
     """True if it is the user's own setting: nothing else is shown to be better by a useful gain."""

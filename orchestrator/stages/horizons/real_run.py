@@ -19,8 +19,7 @@ def carried_to(study: Study, winner: Trial) -> HorizonsFindings | None:
     """Return what holds for the real run; None where the study has none, or its answer lets the batch grow, which is carried to no other
     length."""
     findings = found(study, HorizonsFindings)
-    is_known = findings is not None and findings.val_loss is not None
-    return findings if is_known and not winner.config.ramp else None
+    return None if winner.config.ramp else findings
 
 
 def as_recommended(config: StudyConfig, study: Study, winner: Trial) -> TrialConfig:
@@ -30,7 +29,6 @@ def as_recommended(config: StudyConfig, study: Study, winner: Trial) -> TrialCon
     if real is None:
         return winner.config
     batch, budget = real.effective_batch_size, real.sample_budget
-    assert budget is not None, "asked of what is known alone"
     optimizer = optimizer_at(config.optimizer, batch, real.learning_rate)
     if change := change_of(config, study, winner):  # its rules may have it follow batch and rate
         before = study.trials[change.source].config.optimizer

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from batchscout.orchestrator.config.stages import Throughput
 from batchscout.orchestrator.config.trial import baseline_batch
-from batchscout.orchestrator.stages.chosen import RankBatch
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.noise_scale import NoiseScale, pooled_noise_scale
 from batchscout.orchestrator.stages.estimates.ranking import goodput
@@ -39,8 +37,16 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
         for form in forms.values()
     ]
     waits = input_bound(trial for trial in context.trials() if trial.config.split == fastest.split)
-    findings = replace(
-        _findings(rates, _batch(fastest), scale, others, bool(unrest_of(known, timed))), input_bound=waits
+    gains = _goodputs(rates, scale.point) if scale and scale.point else {}
+    findings = ThroughputFindings(
+        critical_batch_size=scale.point if scale else None,
+        critical_batch_size_low=scale.low if scale else None,
+        critical_batch_size_high=scale.high if scale else None,
+        goodput=gains,
+        goodput_ends=_goodput_ends(rates, gains, scale) if scale else {},
+        rates=tuple(rates),
+        busy=bool(unrest_of(known, timed)),
+        input_bound=waits,
     )
     said = [_fastest(fastest, timed), *_others(context, others), _noise(scale, findings)]
     said += [str(waits)] if waits else []
@@ -58,26 +64,6 @@ def unrest_of(known: ThroughputProgress, timed: Timings[Form]) -> str | None:
     found = ((trial, known.context.disturbance(trial.metrics)) for trial in known.context.trials())
     first = next((f"{trial.id}: {why}" for trial, why in found if why), None)
     return "; ".join(filter(None, [timed.unrest() if timed.busy else None, first])) or None
-
-
-def _findings(
-    rates: list[Rate], fastest: RankBatch, scale: NoiseScale | None, others: dict[int, Ratio], busy: bool
-) -> ThroughputFindings:
-    point = scale.point if scale else None
-    gains = _goodputs(rates, point) if point else {}
-    best = max(rates, key=lambda rate: gains[rate.effective_batch_size]) if gains else None
-    return ThroughputFindings(
-        critical_batch_size=point,
-        critical_batch_size_low=scale.low if scale else None,
-        critical_batch_size_high=scale.high if scale else None,
-        goodput=gains,
-        goodput_ends=_goodput_ends(rates, gains, scale) if scale else {},
-        best_tokens_per_second=fastest,
-        best_goodput=RankBatch(best.micro_batch_size, best.gradient_accumulation_steps) if best else fastest,
-        rates=tuple(rates),
-        undetermined=tuple(batch for batch, ratio in others.items() if ratio.order == "undetermined"),
-        busy=busy,
-    )
 
 
 def _goodputs(rates: list[Rate], noise_scale: float) -> dict[int, float]:
@@ -101,10 +87,6 @@ def _goodput_ends(rates: list[Rate], gains: dict[int, float], scale: NoiseScale)
         )
         for rate in rates
     }
-
-
-def _batch(form: Form) -> RankBatch:
-    return RankBatch(form.split.micro_batch_size, form.split.gradient_accumulation_steps)
 
 
 def _fastest(form: Form, timed: Timings[Form]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from batchscout.orchestrator.stages.chosen import RankBatch
 from batchscout.orchestrator.stages.forms import Rate
 from batchscout.orchestrator.stages.input_bound import InputBound
 
@@ -21,14 +20,8 @@ class ThroughputFindings:
     """The ends of its 95 % interval; the upper end is None if it is unbounded."""
     goodput: dict[int, float]
     """Goodput by effective batch, relative to the best."""
-    best_tokens_per_second: RankBatch
-    best_goodput: RankBatch
-    """The fastest, if the noise scale is undetermined."""
     rates: tuple[Rate, ...] = ()
-    """How fast every effective batch trains in its fastest form, the smallest first; empty in the findings of earlier
-    versions."""
-    undetermined: tuple[int, ...] = ()
-    """The effective batches that may be faster than the fastest by more than 5 %."""
+    """How fast every effective batch trains in its fastest form, the smallest first."""
     goodput_ends: dict[int, tuple[float, float]] = field(default_factory=dict)
     """The least and the most that a goodput can be within the intervals of noise scale and rate."""
     busy: bool = False

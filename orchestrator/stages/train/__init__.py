@@ -17,7 +17,6 @@ from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.stages.train.choice import LIKELY as LIKELY
 from batchscout.orchestrator.stages.train.choice import Choice as Choice
 from batchscout.orchestrator.stages.train.choice import choice_of as choice_of
-from batchscout.orchestrator.stages.train.choice import compares_as_now as compares_as_now
 from batchscout.orchestrator.stages.train.choice import full_runs as full_runs
 from batchscout.orchestrator.stages.train.choice import so_far
 from batchscout.orchestrator.stages.train.choice import surface_of as surface_of
@@ -28,7 +27,6 @@ from batchscout.orchestrator.stages.train.conclude import train_findings as trai
 from batchscout.orchestrator.stages.train.figures import figures
 from batchscout.orchestrator.stages.train.findings import BatchFindings as BatchFindings
 from batchscout.orchestrator.stages.train.findings import LearningRateFindings as LearningRateFindings
-from batchscout.orchestrator.stages.train.findings import Ranked as Ranked
 from batchscout.orchestrator.stages.train.findings import TimeGain as TimeGain
 from batchscout.orchestrator.stages.train.findings import TrainFindings as TrainFindings
 from batchscout.orchestrator.stages.train.findings import chosen_run as chosen_run

@@ -59,8 +59,8 @@ def surface_of(context: StageContext[Train], lineup: Lineup, room: Room | None =
     trials = full_runs(context.study)
     lost = _that_cannot_run(trials)
     known = {one.effective_batch_size for one in observations(trials, context.config.target_loss)}
-    batches = [one.split.effective_batch_size for one in lineup.candidates]
-    kept = [batch for batch in batches if batch in known or batch not in lost]
+    candidates = {one.split.effective_batch_size for one in lineup.candidates}
+    kept = sorted(known | (candidates - lost))
     timings = {rate.effective_batch_size: rate.deviation for rate in rates(context)}
     return surface_through(trials, context.config, kept, timings, off_speed(context), room)
 
@@ -71,13 +71,6 @@ def off_speed(context: StageContext[Train]) -> dict[int, float]:
     if context.config.objective != "time":
         return {}
     return off_plan(context.undisturbed(full_runs(context.study)))
-
-
-def compares_as_now(context: StageContext[Train]) -> bool:
-    """True if every batch that was run is a candidate; in a study of an earlier version, which chose its batches otherwise, it may be
-    none."""
-    candidates = {one.split.effective_batch_size for one in lineup_of(context).candidates}
-    return {trial.config.effective_batch_size for trial in full_runs(context.study)} <= candidates
 
 
 def _that_cannot_run(trials: Sequence[Trial]) -> set[int]:

@@ -31,7 +31,7 @@ from batchscout.orchestrator.stages.train.choice import (
     p_better,
     surface_of,
 )
-from batchscout.orchestrator.stages.train.findings import BatchFindings, Ranked, TimeGain, TrainFindings
+from batchscout.orchestrator.stages.train.findings import BatchFindings, TimeGain, TrainFindings
 from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion
@@ -77,7 +77,6 @@ def train_findings(context: StageContext[Train]) -> TrainFindings | None:
     return TrainFindings(
         winner=choice.run.trials[0].id,
         val_loss=choice.run.val_loss,
-        ranking=tuple(Ranked(one.name, one.val_loss, one.score, one.reached) for one in ranking),
         batches=tuple(_batch_findings(context, lineup, surface, batch) for batch in surface.coordinates.batches),
         seed_deviation=surface.seed_deviation,
         seconds=lineup.seconds,

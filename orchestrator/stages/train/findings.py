@@ -9,22 +9,6 @@ from batchscout.orchestrator.stages.estimates.generalisation import Generalisati
 from batchscout.orchestrator.stages.findings import found, winner_of
 from batchscout.orchestrator.study.state import Study
 
-EARLIER_ENOUGH = 0.9
-"""The probability at which studies of earlier versions stopped."""
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A candidate that finished."""
-
-    name: str
-    val_loss: float
-    """The mean of its seeds."""
-    score: float | None
-    """Its score under the study's objective, the smaller the better; None if its loss was not falling to the target."""
-    reached: bool = True
-    """False if it never reached the target: then its score is a projection."""
-
 
 @dataclass(frozen=True)
 class BatchFindings:
@@ -61,8 +45,8 @@ class TimeGain:
     p_better: float
     """The probability that the winner saves a useful gain."""
     by_speed: float | None = None
-    """The share of the time that the winner's batch takes for the same samples. None where time does not count or no speeds are known, and
-    in earlier studies: then it is part of what the batch makes."""
+    """The share of the time that the winner's batch takes for the same samples. None where time does not count or no speeds are known:
+    then it is part of what the batch makes."""
 
     @property
     def by_batch(self) -> float:
@@ -78,20 +62,17 @@ class TrainFindings:
     winner: str
     """A trial: the first seed of the best run of the best batch."""
     val_loss: float
-    ranking: tuple[Ranked, ...] = ()
-    """The best first."""
     batches: tuple[BatchFindings, ...] = ()
-    """The smallest first. Empty in a study of version 0.2."""
+    """The smallest first."""
     seed_deviation: float | None = None
     """The deviation of a score from seed to seed."""
     seconds: float | None = None
     """The training time that each could take; None where all trained on the same samples."""
     regret_time: float | None = None
-    """The share of the training time that the winner wastes on average, against the setting that is the best. None in earlier
-    studies."""
+    """The share of the training time that the winner wastes on average, against the setting that is the best. None where nothing was
+    compared."""
     time: TimeGain | None = None
-    """What the winner saves against the user's own setting; None where it is that one, or that one diverged, and in earlier
-    studies."""
+    """What the winner saves against the user's own setting; None where it is that one, or that one diverged."""
     keeps_own: bool = False
     """True if the winner is the user's own setting: none is shown to be better by a useful gain."""
     generalisation: Generalisation | None = None
@@ -101,14 +82,11 @@ class TrainFindings:
     usual among all runs."""
 
     def is_decided(self, useful_gain: float) -> bool:
-        """True if another setting than the user's is chosen that wastes less than a useful gain on average. Of an earlier study, which
-        told no such share: if its batch is the best with the probability at which it stopped."""
-        if self.regret_time is None:
-            return max((one.p_best for one in self.batches), default=1.0) >= EARLIER_ENOUGH
-        return not self.keeps_own and self.regret_time <= useful_gain
+        """True if another setting than the user's is chosen that wastes less than a useful gain on average."""
+        return not self.keeps_own and self.regret_time is not None and self.regret_time <= useful_gain
 
     def of_batch(self, effective_batch_size: int) -> BatchFindings | None:
-        """Return what is known of a batch; None in a study of version 0.2."""
+        """Return what is known of a batch; None if it was not compared."""
         return next((one for one in self.batches if one.effective_batch_size == effective_batch_size), None)
 
 
@@ -126,9 +104,9 @@ class LearningRateFindings:
     losses: dict[str, float]
     """The validation loss by learning rate, which is written with three digits."""
     rule: float | None = None
-    """The scaling rule's rate for this batch; None in a study of version 0.2."""
+    """The scaling rule's rate for this batch."""
     train: TrainFindings | None = None
-    """What all full runs come to, these among them; None without a train stage, and in earlier studies."""
+    """What all full runs come to, these among them; None without a train stage."""
 
 
 def trained(study: Study) -> TrainFindings | None:

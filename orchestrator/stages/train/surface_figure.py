@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.estimates.observed import observations, setting_of, surface_through
+from batchscout.orchestrator.stages.estimates.observed import observations, setting_of
 from batchscout.orchestrator.stages.estimates.surface import Observation, Setting, Surface
 from batchscout.orchestrator.stages.figures import (
     AUXILIARY_COLOUR,
@@ -25,7 +25,7 @@ from batchscout.orchestrator.stages.figures import (
     Mark,
     Series,
 )
-from batchscout.orchestrator.stages.train.choice import choice_of, compares_as_now, full_runs, surface_of
+from batchscout.orchestrator.stages.train.choice import choice_of, full_runs, surface_of
 from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.stages.train.lineup import lineup_of
 from batchscout.orchestrator.units import exact_text, loss_text, number_text
@@ -42,7 +42,7 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
     """Return each batch against the choice, where there are several, and the surface with the runs on it; nothing before a run has
     completed."""
     observed = observations(full_runs(context.study), context.config.target_loss)
-    surface = _surface(context, observed) if observed else None
+    surface = surface_of(context, lineup_of(context)) if observed else None
     if surface is None:
         return []
     what = "seconds to the target loss" if context.config.objective == "target" else "validation loss"
@@ -107,15 +107,6 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
 
 def _share_text(share: float) -> str:
     return f"{100 * share:.3g}%" if abs(share) >= 5e-4 else "0%"
-
-
-def _surface(context: StageContext[Train], observed: Sequence[Observation]) -> Surface | None:
-    """Return the surface that the stage decides by; through the runs alone in a study of an earlier version, which chose its
-    batches otherwise."""
-    if compares_as_now(context):
-        return surface_of(context, lineup_of(context))
-    tried = sorted({one.effective_batch_size for one in observed})
-    return surface_through(full_runs(context.study), context.config, tried)
 
 
 def _chosen(context: StageContext[Train], surface: Surface) -> Setting:
