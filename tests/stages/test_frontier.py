@@ -261,6 +261,7 @@ def test_the_fastest_inside_the_headroom_is_chosen_and_what_is_around_it_is_said
     assert sum(trial.proposal.fresh_process for trial in known.study.trials.values()) == 1
 
 
+@pytest.mark.slow
 @for_every(seed=range(40))
 def test_in_any_world_the_choice_fits_is_verified_and_nobody_was_truly_faster_by_more_than_a_tie(seed: int) -> None:
     draw = random.Random(seed)
@@ -476,6 +477,7 @@ def test_checkpointing_is_not_searched_where_everything_fits_without() -> None:
     assert "full: micro-batch 1 fits; 16 was left out: without checkpointing (none) all sizes" in found.notes[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [512, 2048, 32_768, 10**6])
 @pytest.mark.parametrize("world", ["roomy", "with an edge in each mode"])
 def test_the_stage_takes_at_most_4_percent_of_the_training_or_a_minute_and_says_what_it_left_out(
@@ -554,6 +556,7 @@ def test_no_point_is_verified_twice_and_none_in_a_mode_that_is_nowhere_the_faste
     assert fresh(known) == ["frontier-none-m2-verified"]
 
 
+@pytest.mark.slow
 @for_every(seed=range(10))
 def test_whatever_is_trained_is_no_larger_than_what_fitted_in_a_fresh_process_in_its_mode(seed: int) -> None:
     draw = random.Random(seed)
@@ -642,6 +645,7 @@ def test_cross_entropy_in_chunks_is_timed_beside_the_best_and_taken_where_it_pay
     assert not any("chunk" in note for note in played(world)[1].notes), "where torch has none, nothing is said"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one_graph", "compiled", "said"),
     [
@@ -673,6 +677,7 @@ def test_the_model_as_one_graph_is_timed_beside_the_best_and_taken_for_all_sizes
     assert probed == {True}, "no search of its own"
 
 
+@pytest.mark.slow
 def test_a_model_as_one_graph_that_does_not_fit_in_a_fresh_process_gives_way_to_its_blocks() -> None:
     """It is the fastest and takes more memory, and at larger sizes it does not fit where the blocks do."""
     refused = World(
@@ -752,6 +757,7 @@ def test_where_the_study_file_lists_both_losses_each_keeps_the_rates_that_were_m
     assert {(form.mode, form.split.micro_batch_size) for form in said} <= measured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("facts", "more"),
     [

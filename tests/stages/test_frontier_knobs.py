@@ -122,6 +122,7 @@ def test_no_knob_is_tried_where_memory_is_not_what_binds() -> None:
     assert "memory is not what limits the micro-batch" in note_of(conclusion, "were not tried")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("asked", "facts", "tried"), [
     (None, None, False), (None, Facts(memory_knobs=(CHUNKED,)), True), ([], Facts(memory_knobs=(CHUNKED,)), False),
 ])  # fmt: skip
@@ -132,6 +133,7 @@ def test_unasked_only_what_changes_nothing_and_is_known_to_go_is_tried(
     assert bool(probes_with_knobs(known)) is tried
 
 
+@pytest.mark.slow
 def test_the_probes_of_all_knobs_together_are_twelve_at_most_and_the_rest_is_named() -> None:
     names = [CHUNKED, ROUNDED, "activation_offload", "optimizer_offload"]
     world = World(knobs=dict.fromkeys(names, (0.7, 1.0)))
@@ -150,6 +152,7 @@ def test_what_the_prediction_says_saves_nothing_is_not_probed() -> None:
     assert "cross-entropy in chunks with none" in note_of(conclusion, "predicted to save nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("worse_by", "passes"), [(0.0, True), (0.019, True), (0.03, False)])
 def test_a_knob_that_changes_the_loss_must_end_within_what_seeds_make(worse_by: float, passes: bool) -> None:
     """The seeds' losses are 3.00, 3.01 and 3.02."""
@@ -186,6 +189,7 @@ def test_knobs_of_the_study_are_in_every_trial_and_not_tried_again() -> None:
     assert {trial.config.memory_knobs for trial in known.context.trials()} == {(CHUNKED,)}
 
 
+@pytest.mark.slow
 def test_the_same_journal_gives_the_same_proposals() -> None:
     known, _ = played(World(knobs={CHUNKED: (0.5, 0.98)}), memory_knobs=[CHUNKED])
     assert [p.id for p in known.propose()] == [*known.study.trials]

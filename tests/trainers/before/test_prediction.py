@@ -197,6 +197,7 @@ def gpt_that_is_converted_as_it_is_made(*, vocab_size: int, seq_len: int) -> nn.
     return build_model(ModelConfig(target="gpt", kwargs=GPT), train_set).to("cpu").double().float()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_converted_as_it_is_made_is_followed() -> None:
     plain = config(model={"target": "gpt", "kwargs": GPT})
     moved = config(model={"target": "tests.trainers.before.test_prediction:gpt_that_is_converted_as_it_is_made"})

@@ -86,7 +86,6 @@ def as_ranks(directory: str, *rungs: int) -> str:
     return train(split(2, 2, 2), stop_at(*rungs), Path(directory))
 
 
-@pytest.mark.first
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks_first", [True, False])
 @pytest.mark.parametrize("one_rank", [(1, 2, 4), (1, 8, 1)])
@@ -249,7 +248,6 @@ def save_on_a_full_disk(directory: str) -> tuple[str, list[str]]:
     return str(raised.value), sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.first
 @pytest.mark.slow
 def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     said, names = in_fresh_process(save_on_a_full_disk, str(tmp_path))

@@ -45,7 +45,6 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.first
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_runs_checkpoint_is_told_and_left_and_the_run_ends_as_in_a_directory_of_its_own(

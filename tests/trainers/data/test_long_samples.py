@@ -127,7 +127,6 @@ def test_a_probe_takes_those_that_were_found_and_some_of_them_twice() -> None:
     assert taken == [(4, 90)]
 
 
-@pytest.mark.first
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

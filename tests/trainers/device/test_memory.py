@@ -145,6 +145,7 @@ def shapes_of_two_runs() -> list[str]:
     return [HostMemory().without_after_effects(shape) for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_a_process_counts_shapes_in_its_second_run_too() -> None:
     """A CUDA build of torch 2.11 without a GPU died there (SIGSEGV)."""
     assert in_fresh_process(shapes_of_two_runs) == ["(4,)", "(4,)"]

@@ -43,6 +43,7 @@ def flips(content: bytes) -> Iterator[bytes]:
         yield bytes(flipped)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_makes_another_snapshot_and_each_is_told(path: Path) -> None:
     """A flip in or of a line feed costs two lines, and every other one."""
     assert told_of(path) == (CURVE, [])

@@ -292,6 +292,7 @@ def test_a_step_that_is_not_known_tells_of_its_gradient_and_claims_nothing_of_it
     assert found["gradient_variance"] == pytest.approx(gradient.var(correction=0).item(), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"type": "muon"}, OWN], ids=["muon", "own"])
 def test_its_state_counts_in_the_memory_that_is_predicted(settings: Any) -> None:
     """Muon keeps one moment of a matrix, Adam two of everything."""

@@ -720,6 +720,7 @@ LENGTHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LENGTHS)
 def test_the_length_of_a_run_is_that_of_its_loops(folder: Path, loop: str) -> None:
     step = "optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()"
@@ -741,6 +742,7 @@ ROWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ROWS)
 def test_rows_that_a_script_takes_itself_are_the_samples(folder: Path, form: str) -> None:
     step = "optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()"
