@@ -36,8 +36,8 @@ def seeded_where_it_fits(
     context: StageContext[StageKeys], name: str, candidate: Candidate, **changes: object
 ) -> list[Proposal]:
     """Return the same as `seeded`; where that micro-batch has run out of memory in a full run, the same effective batch in micro-batches
-    of half the size or less, which makes the same gradients. A short run may have fitted: samples of many lengths take memory
-    of their own.
+    of half the size or less, which trains the same but where a layer normalises over its micro-batch. A short run may have fitted: samples
+    of many lengths take memory of their own.
     """
     proposals, split = seeded(context, name, candidate, **changes), candidate.split
     for _ in range(MOST_HALVED):

@@ -72,15 +72,13 @@ def look_for_targets(samples: SampleSet, name: str, count: int, targets_of: Call
     Two samples are looked at at a time: some losses take no single one. Where there is not time for many, or the set shows only a few, as a
     stream does, nothing is said.
     """
-    ends, number = time.monotonic() + SECONDS, min(len(samples), count)
-    for looked_at, index in enumerate(spread(number)):
+    ends, number, looked_at = time.monotonic() + SECONDS, min(len(samples), count), 0
+    for looked_at, index in enumerate(spread(number), start=1):
         if targets_of(fetch(samples, [index, (index + 1) % number])) > 0:
-            return
-        if time.monotonic() > ends and looked_at < FEWEST:
             return
         if time.monotonic() > ends:
             break
-    if number >= FEWEST:
+    if looked_at >= FEWEST:
         raise DataFault(
             f"no {name} sample of those looked at, in all parts of the set, has a target: every label of theirs is masked (-100, or the loss's "
             "ignore_index), so there is nothing to learn from them; look at how the labels are made"
