@@ -25,7 +25,6 @@ from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.decisions.decision import Action
 from batchscout.orchestrator.decisions.director import Director
 from batchscout.orchestrator.decisions.observer import Observer
-from batchscout.orchestrator.stages.chosen import RankBatch
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import concluded, found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
@@ -189,9 +188,7 @@ def _timed(case: Case, seed: int, timing_noise: float) -> ThroughputFindings:
         speed = speed_of(case, batch) * math.exp(chance.gauss(0, deviation))
         width = 1 + 2 * deviation
         rates.append(Rate(batch, 1, batch, MODE, speed, speed / width, speed * width, ROUNDS))
-    fastest = max(rates, key=lambda rate: rate.samples_per_second)
-    batch = RankBatch(fastest.micro_batch_size, 1)
-    return ThroughputFindings(None, None, None, {}, batch, batch, rates=tuple(rates))
+    return ThroughputFindings(None, None, None, {}, rates=tuple(rates))
 
 
 class Player:
