@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.stages.context import StageContext
@@ -11,14 +9,6 @@ from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.config import Split
-
-
-@dataclass(frozen=True)
-class RankBatch:
-    """What one rank takes in an optimizer step, whatever the number of ranks."""
-
-    micro_batch_size: int
-    gradient_accumulation_steps: int
 
 
 def chosen_split(context: StageContext[StageKeys]) -> Split:

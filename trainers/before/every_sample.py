@@ -73,9 +73,10 @@ def look_for_targets(samples: SampleSet, name: str, count: int, targets_of: Call
     stream does, nothing is said.
     """
     ends, number, looked_at = time.monotonic() + SECONDS, min(len(samples), count), 0
-    for looked_at, index in enumerate(spread(number), start=1):
+    for index in spread(number):
         if targets_of(fetch(samples, [index, (index + 1) % number])) > 0:
             return
+        looked_at += 1
         if time.monotonic() > ends:
             break
     if looked_at >= FEWEST:
