@@ -27,15 +27,19 @@ class Metric:
         return ", ".join(filter(None, [self.heading, self.unit]))
 
     def number(self, value: float) -> str:
-        """Return what stands under the heading, which names the unit."""
-        return self.format.format(value / self.per_unit)
+        """Return what stands under the heading, which names the unit. A loss has four decimals, where these are neither too few digits nor
+        too many."""
+        number, form = value / self.per_unit, self.format
+        if form in (_LOSS, _GAP) and number and not 0.1 <= abs(number) < 1000:
+            form = form.replace(".4f", ",.4g")
+        return form.format(number)
 
     def text(self, value: float) -> str:
         """Return the number with its unit."""
         return " ".join(filter(None, [self.number(value), self.unit]))
 
 
-_LOSS = "{:.4f}"
+_LOSS, _GAP = "{:.4f}", "{:+.4f}"
 _OF_THE_RUN = "over the last 1,000 steps at most"
 _AT_REST = "at weights that stand still, by the last snapshot"
 
@@ -46,7 +50,7 @@ METRICS = {  # a name stays: journals and checkpoints have it
     "final_loss": Metric("The training loss of the last step.", "final loss", format="{:.6f}"),
     "val_loss": Metric("Without dropout, over the first `evaluation_samples` validation samples; with averaged weights where there are any.", "val loss", format=_LOSS),
     "train_loss": Metric("As val_loss is measured, over samples that it has trained on.", "train loss", format=_LOSS),
-    "generalisation_gap": Metric("val_loss less train_loss.", "generalisation gap", format="{:+.4f}"),
+    "generalisation_gap": Metric("val_loss less train_loss.", "generalisation gap", format=_GAP),
     "perplexity": Metric("exp(val_loss), of text.", format="{:,.2f}"),
     "tokens_per_second": Metric("Targets a second over all ranks, the median of the timed steps.", "tokens/s", format="{:,.0f}"),
     "planned_samples_per_second": Metric("What its sample budget was made for."),

@@ -25,10 +25,12 @@ class LaneTime:
 
 
 def lane_time(trials: Sequence[Trial]) -> LaneTime:
+    """Return where the time of these trials went. What an earlier study measured held no lane of this one."""
+    ran = [trial for trial in trials if not trial.reused]
     return LaneTime(
-        held=sum(trial.seconds for trial in trials),
-        training=sum(trial.metric("train_seconds") or 0.0 for trial in trials),
-        compiling=sum(trial.metric("compile_seconds") or 0.0 for trial in trials),
+        held=sum(trial.seconds for trial in ran),
+        training=sum(trial.metric("train_seconds") or 0.0 for trial in ran),
+        compiling=sum(trial.metric("compile_seconds") or 0.0 for trial in ran),
     )
 
 

@@ -20,7 +20,7 @@ class Candidate:
     """A batch in a mode that is to be trained."""
 
     role: str
-    """Why it is a candidate, for people."""
+    """What its batch stands out by, for people; empty for nothing."""
     split: Split
     mode: Mode | None
     """None for the mode of the study file."""
@@ -29,7 +29,12 @@ class Candidate:
     samples_per_second: float | None = None
     """How fast it is expected to train; None where that is not known."""
     protected: bool = False
-    """True if it is never cut before the end."""
+    """True of the baseline, which is never cut before the end."""
+
+    @property
+    def told(self) -> str:
+        """What people are told of a run of it."""
+        return ", ".join(filter(None, ["baseline" if self.protected else "", self.role]))
 
 
 def seeded_where_it_fits(
@@ -100,7 +105,7 @@ def _proposal(
         context.stage.type,
         context.trial(candidate.split, candidate.mode, **settings),
         candidate=name,
-        role=candidate.role,
+        role=candidate.told,
         protected=candidate.protected,
         expected={} if planned is None else {PLANNED_RATE: planned},
     )

@@ -51,23 +51,34 @@ def loss_curves(trials: Sequence[Trial], winner: str | None, deviation: float | 
         f" The {len(shown)} of {len(trials):,} runs that ended lowest are shown." if len(shown) < len(trials) else ""
     )
     curves = {trial.id: [y for _, y in _losses(trial, "samples_seen")] for trial in shown}
-    losses = sorted(itertools.chain(*curves.values()))
     sane = [curves[trial.id] for trial in shown if trial.cause is not Cause.DIVERGED]
-    top = _shown_top(sorted(itertools.chain(*without_diverged(sane or [*curves.values()]))))
-    beyond = sum(value > top for value in losses)
-    names = names_of(shown)
-    note = f"{left_out} {above_text(beyond, 'evaluation', top)}" if beyond else left_out
-    return [
-        Figure(
-            f"loss_by_{key}",
-            x_axis,
-            Axis("validation loss", top=top),
-            tuple(_curve(trial, names[trial.id], key, winner, deviation) for trial in shown),
-            f"Bold: the winner{'; green: the baseline' if any(trial.protected for trial in shown) else ''}; dashed: pruned or failed.{seeds_bar(shown) if deviation else ''}{note}",
-            height=320,
-        )
-        for key, x_axis in (("train_seconds", _training_time(shown)), ("samples_seen", Axis("samples seen", zero=True)))
-    ]
+    y_axis, cut = loss_axis([*curves.values()], sane)
+    names, figures = names_of(shown), list[Figure]()
+    for key, x_axis in (("train_seconds", _training_time(shown)), ("samples_seen", Axis("samples seen", zero=True))):
+        series = tuple(_curve(trial, names[trial.id], key, winner, deviation) for trial in shown)
+        bar = seeds_bar(shown) if any(mark.low is not None for one in series for mark in one.marks) else ""
+        said = "".join([_roles(series), bar, left_out, cut]).strip()
+        figures.append(Figure(f"loss_by_{key}", x_axis, y_axis, series, said, height=320))
+    return figures
+
+
+def _roles(series: Sequence[Series]) -> str:
+    """Return what the looks of lines mean, of those that are drawn."""
+    looks = {
+        "bold: the winner": any(one.bold and one.marks for one in series),
+        "green: the baseline": any(one.colour == BASELINE_COLOUR and one.marks for one in series),
+        "dashed: pruned or failed": any(one.dashed and len(one.marks) > 1 for one in series),
+    }
+    said = "; ".join(look for look, is_drawn in looks.items() if is_drawn)
+    return f"{said[0].upper()}{said[1:]}." if said else ""
+
+
+def loss_axis(curves: Sequence[Sequence[float]], sane: Sequence[Sequence[float]] = ()) -> tuple[Axis, str]:
+    """Return the axis of validation losses, which ends where what diverged would flatten the others, and what is to be said of it: nothing
+    where it shows all. sane: the curves that are known not to have diverged; empty where that is not known."""
+    top = _shown_top(sorted(itertools.chain(*without_diverged(sane or curves))))
+    beyond = sum(loss > top for loss in itertools.chain(*curves))
+    return Axis("validation loss", top=top), f" {above_text(beyond, 'evaluation', top)}" if beyond else ""
 
 
 def above_text(number: int, what: str, top: float) -> str:
@@ -91,7 +102,7 @@ def _last_loss(trial: Trial) -> float:
 
 def _curve(trial: Trial, name: str, key: str, winner: str | None, deviation: float | None) -> Series:
     marks = tuple(Mark(x, y) for x, y in _losses(trial, key))
-    if marks and deviation and trial.state is TrialState.COMPLETE:
+    if marks and trial.state is TrialState.COMPLETE:
         marks = (*marks[:-1], with_deviation(marks[-1], deviation))
     if marks and trial.state.ruled_out:
         marks = (*marks[:-1], replace(marks[-1], told=trial.how_it_ended))
@@ -129,8 +140,11 @@ def best_so_far(study: Study, runs: Sequence[Trial], winner: str | None) -> list
 
 
 def with_deviation(mark: Mark, deviation: float | None) -> Mark:
-    """Return the mark with a bar of one deviation to either side; as it is where that is not known."""
-    return replace(mark, low=mark.y - deviation, high=mark.y + deviation) if deviation else mark
+    """Return the loss with a bar of one deviation to either side, not below 0 unless the loss is; as it is where that is not known."""
+    if not deviation:
+        return mark
+    low = mark.y - deviation
+    return replace(mark, low=low if mark.y < 0 else max(low, 0.0), high=mark.y + deviation)
 
 
 def _losses(trial: Trial, key: str) -> list[tuple[float, float]]:

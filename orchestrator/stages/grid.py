@@ -49,9 +49,9 @@ def propose(context: StageContext[Grid]) -> list[Proposal]:
 
 
 def skipped(context: StageContext[Grid]) -> list[str]:
-    """Return why combinations are not run, each with its numbers."""
+    """Return why combinations are not run, each with its numbers; those of several rates or modes have one reason."""
     points = [_checked(context, point) for point in _points(context)]
-    return [reason for reason in points if isinstance(reason, str)]
+    return list(dict.fromkeys(reason for reason in points if isinstance(reason, str)))
 
 
 def _points(context: StageContext[Grid]) -> list[_Point]:

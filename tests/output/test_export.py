@@ -113,13 +113,17 @@ def test_a_verdict_over_several_lines_stays_a_comment(to: str) -> None:
     assert "\nimport nothing" not in text
 
 
-def test_the_five_lines_of_the_answer_are_the_first_comments() -> None:
+def test_the_lines_of_the_answer_are_the_first_comments_without_the_command_that_wrote_them() -> None:
     found = load(GOLDEN / "quickstart").recommendation
     assert found is not None
-    assert export(found, "nanogpt").splitlines()[:6] == [
-        "# batchscout", *(f"# {label} {text}" for label, text in found.answer.lines().items())
-    ]  # fmt: skip
-    assert "RUN_DIR" not in export(found, "nanogpt", "runs/quickstart")
+    for next_one, num_lines in (("batchscout export RUN_DIR", 4), ("batchscout run RUN_DIR/study.yaml", 5)):
+        told = replace(found, answer=replace(found.answer, next=next_one))
+        lines = [f"# {label} {text}" for label, text in told.answer.lines().items()][:num_lines]
+        assert export(told, "nanogpt").splitlines()[: num_lines + 1] == ["# batchscout", *lines]
+        for run_dir in ("RUN_DIR", "runs/quickstart"):
+            said = export(told, "nanogpt", run_dir)
+            assert "batchscout export" not in said
+            assert (next_one.replace("RUN_DIR", run_dir) in said) == (num_lines == 5)
 
 
 @for_every(mode=["selective", 0.5], to=["hf", "accelerate", "lightning", "deepspeed", "nanogpt"])

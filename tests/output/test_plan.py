@@ -74,7 +74,8 @@ def test_where_the_ranks_of_a_trial_run_is_told_where_the_study_file_leaves_a_ch
 
 def test_the_cost_is_one_total_with_the_length_of_run_for_which_it_pays() -> None:
     """12 runs of 75 s for a run of 75 s: 16 minutes, as somebody's were without a word."""
-    config = study_of(stages=[{"type": "train", "max_runs": 12}], sample_budget=7500, placement={"lanes": 2})
+    grid = {"type": "grid", "micro_batch_size": [4], "learning_rate": [0.001 * i for i in range(1, 13)]}
+    config = study_of(stages=[grid], sample_budget=7500, placement={"lanes": 2})
     facts = Facts(pass_seconds=(0.0, 0.01))
     assert cost_of(config, facts, samples_per_second(config, (0.0, 0.01))) == Cost(75.0, 12, {})
     told = " ".join(estimate(config, facts, 12))
@@ -112,7 +113,9 @@ def test_which_batches_are_compared_is_told_and_why_others_are_not(capsys: pytes
     print_plan(study_of(stages=FUNNEL, sample_budget=10_000, world_size=3), Facts())
     said = " ".join(capsys.readouterr().out.split())
     assert "Warning: your own batch (8) is not among them: it is no multiple of world_size (3)" in said
-    assert "is compared with no other" in planned(capsys, [{"type": "train"}])
+    alone = planned(capsys, [{"type": "train"}])
+    assert "is compared with nothing" in alone
+    assert "1 run at most" in alone
 
 
 def test_one_of_a_kind_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:

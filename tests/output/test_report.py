@@ -26,6 +26,7 @@ from batchscout.orchestrator.output.report.answer import paste_text
 from batchscout.orchestrator.output.report.page import render_report, write_report
 from batchscout.orchestrator.output.report.setting import setting
 from batchscout.orchestrator.output.status import MOST_NOTICES, print_status
+from batchscout.orchestrator.output.time_split import LaneTime, lane_time
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
@@ -33,6 +34,8 @@ from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Evaluated, Noticed, RunBegan
 from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, TrialState
 from batchscout.orchestrator.units import number_text, training_time_text
@@ -251,6 +254,16 @@ def test_time_adds_up(html: str, study: Study) -> None:
     text = Page(html).texts["time"]
     seconds = round(sum(trial.seconds for trial in study.trials.values()))
     assert f"{seconds // 60} min {seconds % 60} s of lane time" in text
+
+
+def test_what_an_earlier_study_measured_took_none_of_this_ones_time() -> None:
+    folder = Path(__file__).parents[1] / "golden" / "every_end"
+    config = load_stored_study(folder / "study.yaml")
+    known = replay(folder / "journal.jsonl", config.name)
+    reused = [trial for trial in known.trials.values() if trial.reused]
+    assert any(trial.metric("train_seconds") for trial in reused)
+    assert lane_time(reused) == LaneTime(0, 0, 0)
+    assert lane_time([*known.trials.values()]).held == pytest.approx(sum(t.seconds for t in known.trials.values()))
 
 
 @pytest.mark.parametrize("rules", [{}, {"beta2_scaling": "samples", "weight_decay_scaling": "samples"}])

@@ -439,6 +439,19 @@ def test_the_figures_are_the_branches_of_every_point_the_critical_batch_and_the_
     assert len(ramps) == 2
 
 
+def test_branches_that_diverge_do_not_flatten_the_others() -> None:
+    config, known = played(GROWING, seeds=SEEDS)
+    plain, *_ = branch.STAGE.figures(context_of(config, known))
+    for trial in known.of_stage("branch"):
+        if trial.id.startswith("branch-at2048-x8"):
+            huge = tuple(point | {"val_loss": 1e6} for point in trial.history)
+            known.trials[trial.id] = replace(trial, history=huge)
+    figure, *_ = branch.STAGE.figures(context_of(config, known))
+    assert figure.y.top is not None
+    assert figure.y.top <= max(mark.y for one in plain.series for mark in one.marks)
+    assert "evaluations above" in figure.caption
+
+
 def test_before_train_has_chosen_there_is_nothing_to_draw() -> None:
     config = study()
     assert branch.STAGE.figures(context_of(config, Study(config.name))) == []

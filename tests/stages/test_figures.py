@@ -10,13 +10,14 @@ import pytest
 
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.curves import best_so_far, loss_curves
+from batchscout.orchestrator.stages.curves import best_so_far, loss_curves, with_deviation
 from batchscout.orchestrator.stages.figures import (
     BASELINE_COLOUR,
     CHOSEN_COLOUR,
     FAILED_COLOUR,
     OTHERS_COLOUR,
     Figure,
+    Mark,
     names_of,
 )
 from batchscout.orchestrator.study.causes import Cause
@@ -75,6 +76,29 @@ def test_a_run_that_diverged_with_huge_losses_does_not_flatten_the_others(evalua
     figure, *_ = loss_curves([*trials, lost], WINNER)
     assert figure.y.top == alone.y.top
     assert f"{evaluations} evaluation" in figure.caption
+
+
+def test_the_caption_of_loss_curves_names_the_looks_that_are_drawn_and_no_other() -> None:
+    trials = example_study(example_config()).of_stage("train")
+    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE and not trial.protected]
+    cut = [trial for trial in trials if trial.state is TrialState.PRUNED and len(trial.history) > 1]
+    baseline = [trial for trial in trials if trial.id == BASELINE]
+    for some, winner, said in (
+        (complete, WINNER, {"winner"}),
+        (complete, None, set[str]()),
+        ([*complete, *cut], WINNER, {"winner", "dashed"}),
+        ([*complete, *baseline], WINNER, {"winner", "green"}),
+        ([*complete, *baseline], BASELINE, {"winner"}),
+    ):
+        assert some
+        for figure in loss_curves(some, winner):
+            assert {look for look in ("winner", "green", "dashed") if look in figure.caption} == said
+
+
+def test_no_interval_of_a_loss_reaches_below_zero_unless_the_loss_does() -> None:
+    assert with_deviation(Mark(1, 0.1), 0.25).low == 0
+    assert with_deviation(Mark(1, 0.5), 0.25).low == 0.25
+    assert with_deviation(Mark(1, -0.5), 0.25).low == -0.75
 
 
 def test_no_series_of_a_kind_without_a_role_has_the_colour_of_one() -> None:

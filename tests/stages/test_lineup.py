@@ -12,6 +12,7 @@ import yaml
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import FEWEST_STEPS
 from batchscout.orchestrator.config.trial import baseline_batch
+from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.trial import PLANNED_RATE
 from tests.support.known_stage import Known
@@ -89,16 +90,26 @@ def test_the_baseline_is_the_candidate_nearest_in_proportion_to_the_reference_ba
     found = lineup(RATES, sample_budget=60_000, optimizer={"lr": 1e-3, "reference_batch_size": reference})
     assert found.baseline.split.effective_batch_size == baseline
     assert [one.split.effective_batch_size for one in found.candidates if one.protected] == [baseline]
-    assert "baseline" in found.baseline.role
+    assert found.baseline.told.startswith("baseline")
     assert budgets(found)[baseline] == 60_000
     distance = {batch: abs(math.log(batch / reference)) for batch in BATCHES}
     assert distance[baseline] == min(distance.values())
 
 
-def test_roles_say_who_is_fastest_and_who_has_the_largest_micro_batch() -> None:
+def test_roles_say_which_is_the_baseline_and_which_is_fastest() -> None:
     found = lineup({4: 90.0, 8: 100.0, 64: 300.0, 128: 280.0}, sample_budget=60_000)
-    assert [(one.split.effective_batch_size, one.role) for one in found.candidates] == [
-        (4, ""), (8, "baseline"), (64, "most samples/s, largest micro-batch"), (128, ""),
+    assert [(one.split.effective_batch_size, one.told) for one in found.candidates] == [
+        (4, ""), (8, "baseline"), (64, "most samples/s"), (128, ""),
+    ]  # fmt: skip
+
+
+def test_a_run_of_the_baselines_batch_at_another_rate_is_not_called_the_baseline() -> None:
+    known = known_of({8: 100.0, 16: 90.0})
+    known.context = replace(known.context, num_lanes=6)
+    of_batch = [one for one in known.propose() if one.config.effective_batch_size == 8]
+    assert len(of_batch) > 1, "with so many lanes rates beside the rule's are among the first runs"
+    assert [(one.protected, one.role) for one in of_batch] == [
+        (True, "baseline, most samples/s"), *[(False, "most samples/s")] * (len(of_batch) - 1)
     ]  # fmt: skip
 
 
@@ -130,6 +141,7 @@ def test_without_rates_the_study_files_batch_is_alone_and_the_baseline() -> None
     assert (budgets(found), found.seconds, found.left_out) == ({16: 512}, None, ())
     (proposal,) = known.propose()
     assert (proposal.id, proposal.protected, proposal.role) == ("train-m4k4", True, "baseline")
+    assert num_full_runs(known.config, known.study) == 1, "and so many are promised"
     assert proposal.expected == {}
 
 

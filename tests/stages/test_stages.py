@@ -70,7 +70,11 @@ def test_a_smaller_micro_batch_is_split_where_the_chosen_one_would_take_too_many
     budget: int, first: str, second: str
 ) -> None:
     """Three splits and three controls of 10 steps: 120 samples for each sample of the micro-batch. 2 % of 16 runs are theirs."""
-    known = Known({"type": "equivalence"}, more_stages=[{"type": "train", "max_runs": 16}], sample_budget=budget)
+    known = Known(
+        {"type": "equivalence"},
+        more_stages=[{"type": "throughput"}, {"type": "train", "max_runs": 16}],
+        sample_budget=budget,
+    )
     known.concluded(FRONTIER)
     assert known.ids() == [f"equivalence-{first}"]
     known.end(f"equivalence-{first}")
@@ -278,8 +282,9 @@ def test_every_combination_is_a_trial_of_its_own() -> None:
 
 
 def test_a_point_larger_than_the_budget_is_skipped_with_both_numbers() -> None:
-    known = Known({"type": "grid", "micro_batch_size": [4], "effective_batch_size": [8, 1024]})
-    assert known.ids() == ["grid-m4k2-none"]
+    rates = [1e-3, 2e-3]  # what one reason excludes is told once
+    known = Known({"type": "grid", "micro_batch_size": [4], "effective_batch_size": [8, 1024], "learning_rate": rates})
+    assert known.ids() == ["grid-m4k2-none-lr0.001", "grid-m4k2-none-lr0.002"]
     (reason,) = grid.skipped(known.context)
     assert "1024" in reason
     assert "512" in reason

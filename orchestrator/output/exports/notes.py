@@ -14,9 +14,11 @@ from batchscout.trainers.sources.settings import GROUPS
 
 def header_of(recommendation: Recommendation) -> list[str]:
     r = recommendation
+    lines = r.answer.lines().items()
+    said = [f"{label} {text}" for label, text in lines if not text.startswith("batchscout export ")]  # this is that
     return [
         "batchscout",
-        *(" ".join(line.split()) for line in r.answer.text().splitlines()),
+        *(" ".join(line.split()) for line in said),
         f"effective batch {r.effective_batch_size} = micro-batch {r.micro_batch_size} x accumulation "
         f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
         *(

@@ -52,7 +52,9 @@ def _device(identity: str | None) -> str:
     """Return the device as people read it; by its identity, which ends with the number of its bytes, it is known again."""
     name, _, total = (identity or "").rpartition(", ")
     number = total.removesuffix(" bytes")
-    return f"{name}, {bytes_text(int(number))}" if number.isdecimal() else identity or ""
+    if not number.isdecimal():
+        return identity or ""
+    return f"{name.replace(', 1 threads', ', 1 thread')}, {bytes_text(int(number))}"
 
 
 def _ranks(config: StudyConfig) -> str:

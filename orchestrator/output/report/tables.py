@@ -41,7 +41,10 @@ MOST_ROWS = 100
 def _heading(metric: str, rate_unit: str) -> str:
     if metric == "tokens_per_second":
         return rate_unit
-    return metric_of(metric).headline or metric.replace("_", " ")
+    heading = metric_of(metric).headline or metric.replace("_", " ")
+    return heading.replace(" / ", "\xa0/ ").replace(
+        ", ", ",\xa0"
+    )  # no line begins with a slash, or ends before a short unit
 
 
 def _metric_text(metric: str, value: float | None) -> str:

@@ -10,7 +10,7 @@ from batchscout.orchestrator.stages.branch.critical import seeds_at
 from batchscout.orchestrator.stages.branch.findings import BranchFindings, PointFindings
 from batchscout.orchestrator.stages.branch.source import Source, source_of
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.curves import loss_curves
+from batchscout.orchestrator.stages.curves import loss_axis, loss_curves
 from batchscout.orchestrator.stages.figures import CATEGORIES, OTHERS_COLOUR, Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import found, winner_of
 from batchscout.orchestrator.stages.train import TrainFindings, loss_deviation
@@ -38,13 +38,14 @@ def _of_branches(context: StageContext[Branch], source: Source, point: int) -> F
         )
         for number, multiple in enumerate(source.multiples)
     )
+    y_axis, cut = loss_axis([[mark.y for mark in one.marks] for one in series])
     return Figure(
         f"branches_from_{point}",
         Axis("samples seen"),
-        Axis("validation loss"),
+        y_axis,
         series,
         f"Branches from {number_text(point)} samples, by effective batch: the same weights and samples; a bar is from the lowest "
-        "seed to the highest.",
+        f"seed to the highest.{cut}",
         width=520,
         height=260,
     )

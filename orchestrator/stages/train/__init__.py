@@ -13,6 +13,7 @@ from batchscout.orchestrator.stages.candidates import Candidate
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS
 from batchscout.orchestrator.stages.findings import winner_of
+from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.stages.train.choice import LIKELY as LIKELY
 from batchscout.orchestrator.stages.train.choice import Choice as Choice
@@ -32,7 +33,7 @@ from batchscout.orchestrator.stages.train.findings import TrainFindings as Train
 from batchscout.orchestrator.stages.train.findings import chosen_run as chosen_run
 from batchscout.orchestrator.stages.train.findings import loss_deviation as loss_deviation
 from batchscout.orchestrator.stages.train.findings import trained as trained
-from batchscout.orchestrator.stages.train.foreseen import foreseen
+from batchscout.orchestrator.stages.train.foreseen import foreseen, times_batches
 from batchscout.orchestrator.stages.train.lineup import lineup_of as lineup_of
 from batchscout.orchestrator.stages.train.outlook import why_it_cannot_win
 from batchscout.orchestrator.stages.train.propose import FIRST_RUNS as FIRST_RUNS
@@ -41,7 +42,7 @@ from batchscout.orchestrator.units import counted, number_text
 
 
 def describe(context: StageContext[Train]) -> list[str]:
-    most = context.stage.max_runs
+    most = num_full_runs(context)
     if context.config.keys_of(Frontier):
         runs = [f"each batch in its fastest form, at equal {_cost(context)}; {counted(most, 'run')} at most"]
     else:
@@ -54,7 +55,12 @@ def _cost(context: StageContext[Train]) -> str:
 
 
 def _described(candidate: Candidate) -> str:
-    return f"train-{candidate.split}  {candidate.role}, {number_text(candidate.sample_budget)} samples"
+    return f"train-{candidate.split}  {candidate.told}, {number_text(candidate.sample_budget)} samples"
+
+
+def num_full_runs(context: StageContext[Train]) -> int:
+    """Return how many runs it takes at most: one where no stage before times batches, as nothing says then what else to run."""
+    return context.stage.max_runs if times_batches(context.config) or rates(context) else 1
 
 
 STAGE = Stage[Train](
@@ -66,6 +72,6 @@ STAGE = Stage[Train](
     so_far=so_far,
     winner=lambda context: winner_of(context.study, TrainFindings),
     precedence=2,
-    num_full_runs=lambda context: context.stage.max_runs,
+    num_full_runs=num_full_runs,
     too_slow_to_win=why_it_cannot_win,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Frontier, Throughput, Train
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.context import StageContext
@@ -13,7 +14,7 @@ MOST_LISTED = 8
 
 def foreseen(context: StageContext[Train]) -> list[str]:
     """Return the batches, why others are none of them, and a warning where the user's own is none."""
-    if not (context.config.keys_of(Frontier) or context.config.keys_of(Throughput)):
+    if not times_batches(context.config):
         return _of_one_alone(context)
     possible, baseline = _possible(context), baseline_batch(context.config)
     short = [found for batch in possible if batch != baseline and (found := too_short(context.config, batch, 1.0))]
@@ -32,11 +33,17 @@ def foreseen(context: StageContext[Train]) -> list[str]:
     return said
 
 
+def times_batches(config: StudyConfig) -> bool:
+    """True if a stage of the study measures how fast batches train."""
+    return bool(config.keys_of(Frontier) or config.keys_of(Throughput))
+
+
 def _of_one_alone(context: StageContext[Train]) -> list[str]:
     (alone,) = {one.split.effective_batch_size for one in lineup_of(context).candidates}
     baseline = baseline_batch(context.config)
     said = [
-        f"Warning: effective batch {alone} is compared with no other, only its learning rates with each other; add the stages frontier and throughput"
+        f"Warning: effective batch {alone} trains once, at the rule's learning rate, and is compared with nothing here, as no stage before times "
+        "batches; add the stages frontier and throughput"
     ]
     if alone != baseline:
         said.append(

@@ -36,7 +36,7 @@ def lineup_of(context: StageContext[Train]) -> Lineup:
     if not known:
         given = context.given_split()
         budget = context.config.sample_budget
-        alone = Candidate("baseline", given, chosen_mode(context.study), budget, protected=True)
+        alone = Candidate("", given, chosen_mode(context.study), budget, protected=True)
         return Lineup((alone,), None, ())
     baseline = _baseline(known, baseline_batch(context.config))
     seconds = _seconds(context, baseline)
@@ -73,14 +73,12 @@ def _candidate(
     if seconds is not None and rate is not baseline:
         budget = max(1, round(seconds * rate.samples_per_second / batch)) * batch
     split = context.split(rate.micro_batch_size, rate.gradient_accumulation_steps)
-    role = _role(rate, baseline, known)
-    return Candidate(role, split, rate.mode, budget, rate.samples_per_second, protected=rate is baseline)
-
-
-def _role(rate: Rate, baseline: Rate, known: tuple[Rate, ...]) -> str:
-    roles = {
-        "baseline": rate is baseline,
-        "most samples/s": rate is max(known, key=lambda one: one.samples_per_second),
-        "largest micro-batch": rate is max(known, key=lambda one: (one.micro_batch_size, -one.effective_batch_size)),
-    }
-    return ", ".join(role for role, is_its in roles.items() if is_its)
+    is_fastest = rate is max(known, key=lambda one: one.samples_per_second)
+    return Candidate(
+        "most samples/s" if is_fastest else "",
+        split,
+        rate.mode,
+        budget,
+        rate.samples_per_second,
+        protected=rate is baseline,
+    )
