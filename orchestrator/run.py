@@ -118,6 +118,12 @@ class RunOptions:
     told: tuple[str, ...]
     began: float | None
 
+    @property
+    def of_the_cluster(self) -> tuple[str, ...]:
+        """The options of the command that say on which cluster the study runs."""
+        address = () if self.address is None else ("--address", self.address)
+        return address if self.min_nodes == 1 else (*address, "--min-nodes", str(self.min_nodes))
+
 
 @dataclass(frozen=True)
 class Driver:
@@ -298,7 +304,7 @@ def _begin(
             journal.append(FactsRead(facts=without_what_it_writes(began_with, config)))
     token = uuid.uuid4().hex[:8]
     given = config.model_dump(mode="json", exclude_unset=True)
-    journal.append(RunBegan(token=token, given=given, told=options.told))
+    journal.append(RunBegan(token=token, given=given, told=options.told, cluster_options=options.of_the_cluster))
     if (told := left_open_text(config, journal.study.given)) is not None:
         say(told)
     return token, [*journal.met, *notices]

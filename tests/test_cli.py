@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from batchscout.orchestrator.cli import main
-from batchscout.orchestrator.study.events import Concluded
+from batchscout.orchestrator.study.events import Concluded, RunBegan
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.trainers.files import quoted
 from batchscout.trainers.lines import line_of
@@ -281,6 +281,9 @@ def test_status_says_how_to_go_on_with_a_study_that_nobody_runs_unless_it_is_ove
     assert idle in call(capsys, "status", str(run_dir))[1]
     with Journal(run_dir / "journal.jsonl", "tiny") as journal:
         assert idle not in call(capsys, "status", str(run_dir))[1]
+        journal.append(RunBegan(token="elsewhere", cluster_options=("--address", "auto")))
+    assert f"{idle} --address auto\n" in call(capsys, "status", str(run_dir))[1]
+    with Journal(run_dir / "journal.jsonl", "tiny") as journal:
         journal.append(Concluded(stage="frontier", ok=False, reason="nothing fits"))
     assert idle not in call(capsys, "status", str(run_dir))[1], "running it again would not change that"
 

@@ -4,8 +4,7 @@ most, and what to do next. Pure."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from batchscout.orchestrator.config.keys import StudyConfig
@@ -73,11 +72,6 @@ class Answer:
             "Next": with_run_dir(self.next, run_dir),
         }
 
-    def with_options(self, options: Sequence[str]) -> Answer:
-        """Return it with the next command, where that runs the study, given these options, too."""
-        runs = f"batchscout run {STUDY_FILE}"
-        return replace(self, next=self.next.replace(runs, shlex.join((*runs.split(), *options))))
-
     def text(self, run_dir: str = RUN_DIR) -> str:
         """Return the five lines one under the other."""
         return "\n".join(f"{label:{_LABEL}}{said}" for label, said in self.lines(run_dir).items())
@@ -94,11 +88,16 @@ def with_run_dir(command: str, run_dir: str) -> str:
     return command.replace(RUN_DIR, run_dir)
 
 
-def how_to_resume(config: StudyConfig, run_dir: str) -> str:
+def how_to_resume(config: StudyConfig, study: Study, run_dir: str) -> str:
     """Return what goes on with a study that was stopped."""
     if config.model.target.startswith(OBJECTS):  # no command has the objects
         return f"call batchscout.find again, with run_dir={run_dir}"
-    return with_run_dir(f"batchscout run {STUDY_FILE} --dir {RUN_DIR}", run_dir)
+    return with_run_dir(_run(study, RUN_DIR), run_dir)
+
+
+def _run(study: Study, where: str) -> str:
+    """Return the command that runs the study there, on the cluster on which it ran last."""
+    return " ".join(["batchscout run", STUDY_FILE, f"--dir {where}", *map(shlex.quote, study.cluster_options)])
 
 
 def answer_of(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig) -> Answer:
@@ -189,4 +188,4 @@ def _next(config: StudyConfig, study: Study, badge: Badge, deciding: ToDecide | 
         return f"decide it by {', '.join(changes)}{'' if deciding.goes_on else ', in another run_dir'}: {deciding.what}"
     flags = " ".join(f"--set {shlex.quote(change)}" for change in changes)
     where = RUN_DIR if deciding.goes_on else f"{RUN_DIR}-longer"
-    return f"batchscout run {STUDY_FILE} --dir {where} {flags}    # {deciding.what}"
+    return f"{_run(study, where)} {flags}    # {deciding.what}"

@@ -192,7 +192,7 @@ def _print_head(console: Terminal, config: StudyConfig, study: Study, run_dir: s
     if not is_driven and not study.is_over(stage.type for stage in config.stages):
         console.print(shown("stopped: no process runs this study now. To go on:"))
         # Not wrapped: a broken command could not be pasted.
-        console.print(shown(f"  {how_to_resume(config, run_dir)}"), soft_wrap=True)
+        console.print(shown(f"  {how_to_resume(config, study, run_dir)}"), soft_wrap=True)
     if recommendation:
         print_answer(console, recommendation.answer, run_dir)
     if is_driven and study.lanes_text:

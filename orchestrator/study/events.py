@@ -75,6 +75,8 @@ class RunBegan(_Event):
     """The keys of the study that its file and options gave; all others had their defaults."""
     told: tuple[str, ...] = ()
     """What is otherwise in the study than in the object that its `from` names, one sentence each."""
+    cluster_options: tuple[str, ...] = ()
+    """The options of the command that say on which cluster it runs the study: whoever goes on with it types them again."""
 
 
 class ClusterReady(_Event):

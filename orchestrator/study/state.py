@@ -92,6 +92,8 @@ class Study:
     """The keys of the study that its file and options gave when it began; none where an earlier version did not write them."""
     told: tuple[str, ...] = field(default=(), init=False, compare=False)
     """What is otherwise in it than in the object that its `from` names, one sentence each."""
+    cluster_options: tuple[str, ...] = field(default=(), init=False, compare=False)
+    """With which options of `batchscout run` the last driver found its cluster."""
     began: float | None = field(default=None, init=False, compare=False)
     """The time of the first event, in seconds since 1970; None before there is one."""
     last: float | None = field(default=None, init=False, compare=False)
@@ -173,6 +175,7 @@ class Study:
             case RunBegan():
                 self.tokens.add(event.token)
                 self.given, self.told = self.given or event.given, self.told or event.told
+                self.cluster_options = event.cluster_options
                 self._wait_again()
                 self._close_lanes(event.time)
             case LanesChanged():

@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     typed = quoted(str(arguments.dir or Path("runs") / config.name))
     print(file=stream)
     if ending.answer is not None:
-        print_answer(Terminal(), ending.answer.with_options(_where_it_ran(arguments)), typed)
+        print_answer(Terminal(), ending.answer, typed)
     if ending.message:
         print(wrapped(printable(ending.message), stream), file=stream)
     if ending.exit_code in (0, 1):
@@ -119,12 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
             for what, command in how_to_look(config.tracking, place).items():
                 print(f"  {what + ':':15} {command}", file=stream)
     return ending.exit_code
-
-
-def _where_it_ran(arguments: argparse.Namespace) -> list[str]:
-    """Return the options that say on which cluster the study ran, for the command that is to follow."""
-    address = [] if arguments.address is None else ["--address", arguments.address]
-    return address if arguments.min_nodes == 1 else [*address, "--min-nodes", str(arguments.min_nodes)]
 
 
 @fit_environment()

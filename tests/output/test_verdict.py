@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.forms import Rate
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TimeGain, TrainFindings
-from batchscout.orchestrator.study.events import Evaluated, FactsRead, Noticed
+from batchscout.orchestrator.study.events import Evaluated, FactsRead, Noticed, RunBegan
 from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.notices import NoticeKind
 from tests.support.every import for_every
@@ -490,9 +493,22 @@ def test_an_open_answer_says_between_what_and_which_command_goes_on() -> None:
         lines["Next"]
         == f"batchscout run {where} --set stages.train.max_runs=9 --set budget.device_hours=1.12    # about 7 more runs of 1 min 0 s each, 0.12 device-hours"
     )
-    elsewhere = open_.answer.with_options(["--address", "auto", "--min-nodes", "2"]).lines("runs/a")["Next"]
-    assert elsewhere.startswith("batchscout run runs/a/study.yaml --address auto --min-nodes 2 --dir runs/a --set")
     assert open_.answer.next.count("RUN_DIR") == 2, "a recommendation does not know where its study lies"
+
+
+def test_the_next_command_names_the_cluster_on_which_the_study_ran_last() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
+    config = load_stored_study(folder / "study.yaml")
+    study = replay(folder / "journal.jsonl", config.name)
+    for options, typed in (
+        (("--address", "ray://a b:1", "--min-nodes", "2"), " --address 'ray://a b:1' --min-nodes 2"),
+        ((), ""),
+    ):
+        study.apply(RunBegan(token="next", cluster_options=options))
+        found = recommend(config, study)
+        assert found is not None
+        assert found.answer is not None
+        assert found.answer.next.startswith(f"batchscout run RUN_DIR/study.yaml --dir RUN_DIR{typed} --set")
 
 
 def test_an_open_answer_of_runs_that_are_too_short_for_a_faster_batch_says_the_length_that_would_compare_it() -> None:
