@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Iterable
 
 
 def bytes_text(count: float) -> str:
@@ -26,6 +27,12 @@ def shortened(text: str, most: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Return `1 trial`, `3 trials` and the like."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(words: Iterable[object], last: str = "and") -> str:
+    """Return `4`, `4 and 8`, `4, 8 and 16` and the like. last: what stands before the last one."""
+    *others, end = map(str, words)
+    return f"{', '.join(others)} {last} {end}" if others else end
 
 
 def counted_between(low: int, high: int, noun: str) -> str:
@@ -55,6 +62,11 @@ def loss_text(loss: float) -> str:
 def exact_text(value: float) -> str:
     """Return 1,234,567, 5.0944, 0.0016818 and the like: at least five significant digits."""
     return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.5g}"
+
+
+def share_text(share: float) -> str:
+    """Return 4.9%, 26% and the like: what is wasted or saved of something."""
+    return f"{share:.1%}" if abs(share) < 0.0995 else f"{share:.0%}"
 
 
 def rate_text(rate: float, unit: str) -> str:

@@ -37,7 +37,8 @@ class Mode:
         chunked = "cross-entropy in chunks" if self.cross_entropy == "chunked" else ""
         longer = f"samples of {self.seq_len}" if self.seq_len else ""
         knobs = in_words(self.memory_knobs)
-        return ", ".join(filter(None, [str(self.activation_checkpointing), compiled, chunked, longer, knobs]))
+        more = ", ".join(filter(None, [compiled, chunked, longer, knobs]))
+        return f"{self.activation_checkpointing} ({more})" if more else str(self.activation_checkpointing)
 
     def fields(self) -> dict[str, object]:
         """Return the fields of a trial that have the mode's own names."""

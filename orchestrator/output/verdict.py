@@ -31,7 +31,7 @@ from batchscout.orchestrator.stages.train import TimeGain, TrainFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
-from batchscout.orchestrator.units import loss_text, number_text, training_time_text
+from batchscout.orchestrator.units import listed, loss_text, number_text, share_text, training_time_text
 from batchscout.trainers.config import TrialConfig
 
 
@@ -339,8 +339,7 @@ def _sure(config: StudyConfig, known: Known) -> str:
 
 def wasted_text(config: StudyConfig, known: Known) -> str:
     """Return what the setting wastes."""
-    wasted = f"{known.regret_time:.1%}" if known.regret_time < 0.1 else f"{known.regret_time:.0%}"
-    return f"it wastes {wasted} of {_the_cost(config)} on average"
+    return f"it wastes {share_text(known.regret_time)} of {_the_cost(config)} on average"
 
 
 def open_text(config: StudyConfig, known: Known) -> str:
@@ -348,7 +347,7 @@ def open_text(config: StudyConfig, known: Known) -> str:
     between, (mine, *_) = undecided_between(config, known), known.p_best
     if not between:
         return f"at which learning rate ({known.rates[0]:.2g} to {known.rates[1]:.2g})"
-    return f"between effective batches {_listed(between)} (this one with probability {known.p_best[mine]:.2f})"
+    return f"between effective batches {listed(between)} (this one with probability {known.p_best[mine]:.2f})"
 
 
 MOST_GROWTH = 1.1
@@ -367,7 +366,3 @@ def _of_the_host(study: Study) -> str:
         f"{number_text(max(rates))} at effective batches {first.effective_batch_size} to "
         f"{others[-1].effective_batch_size}."
     )
-
-
-def _listed(batches: tuple[int, ...]) -> str:
-    return f"{', '.join(map(str, batches[:-1]))} and {batches[-1]}"

@@ -71,16 +71,23 @@ def made_again(context: StageContext[StageKeys], trial: Trial) -> bool:
     )
 
 
+def lowered(context: StageContext[StageKeys]) -> int:
+    """Return by what factor the learning rate of the stage's short runs was lowered at most; 1 where it was not."""
+    ran = [one.config for one in context.trials() if not one.config.evaluations and not one.proposal.control]
+    return round(max((_rule(context, config.split) / config.learning_rate for config in ran), default=1.0))
+
+
 def notes_on_divergence(context: StageContext[StageKeys]) -> list[str]:
-    """Return, of a stage with short runs, that some diverged and were made again."""
-    diverged = [one for one in context.trials() if made_again(context, one)]
-    if not diverged:
+    """Return, of a stage with short runs, that some diverged and were made again, or that it began with the rate at which those of the
+    stages before did not."""
+    if lowered(context) == 1:
         return []
-    lowest = LOWERED_BY ** _num_lowered(context)
-    return [
-        f"{counted(len(diverged), 'short run')} diverged, and were made again at a lower learning rate, 1/{lowest:,} of the study's at the "
-        "lowest: what they measure hardly depends on it"
-    ]
+    number = sum(made_again(context, one) for one in context.trials())
+    were = "was" if number == 1 else "were"
+    why = f"{counted(number, 'short run')} diverged, and {were} made again" if number else "the short runs were made"
+    lowest = f"1/{lowered(context):,} of the study's at the lowest"
+    before = "" if number else ", as those of the stages before diverged"
+    return [f"{why} at a lower learning rate, {lowest}{before}: what they measure hardly depends on it"]
 
 
 def why_they_diverge(context: StageContext[StageKeys]) -> str | None:

@@ -23,6 +23,7 @@ from batchscout.orchestrator.config.stages import Grid
 from batchscout.orchestrator.config.trial import base_trial, optimizer_at
 from batchscout.orchestrator.output.plots import plot, spread
 from batchscout.orchestrator.output.report.answer import paste_text
+from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.page import render_report, write_report
 from batchscout.orchestrator.output.report.setting import setting
 from batchscout.orchestrator.output.status import MOST_NOTICES, print_status
@@ -38,7 +39,7 @@ from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, TrialState
-from batchscout.orchestrator.units import number_text, training_time_text
+from batchscout.orchestrator.units import listed, number_text, share_text, training_time_text
 from batchscout.trainers.notices import NoticeKind
 from tests.support.example_study import (
     ANSWER,
@@ -404,6 +405,20 @@ def test_the_last_losses_have_the_seeds_deviation_where_it_is_known(config: Stud
                 assert (
                     "A bar is the deviation from seed to seed, which is assumed: all have one seed." in figure.caption
                 )
+
+
+def test_a_chart_of_one_point_is_a_sentence_with_what_is_written_beside_the_point() -> None:
+    def said(mark: Mark) -> str:
+        figure = Figure("f", Axis("samples seen"), Axis("critical batch, samples"), (Series("", (mark,)),))
+        return "".join(figure_element(figure, "branch").itertext())
+
+    assert said(Mark(544, 32, "or more")) == "critical batch, samples: 32 or more (samples seen 544). "
+    assert said(Mark(544, 32, "32")) == "critical batch, samples: 32 (samples seen 544). ", "and no number twice"
+
+
+def test_shares_and_lists_as_people_read_them() -> None:
+    assert [share_text(share) for share in (0.049, 0.0999, 0.487)] == ["4.9%", "10%", "49%"]
+    assert [listed(some, "or") for some in ((4,), (4, 8), (4, 8, 16))] == ["4", "4 or 8", "4, 8 or 16"]
 
 
 @pytest.mark.parametrize(

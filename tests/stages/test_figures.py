@@ -95,6 +95,25 @@ def test_the_caption_of_loss_curves_names_the_looks_that_are_drawn_and_no_other(
             assert {look for look in ("winner", "green", "dashed") if look in figure.caption} == said
 
 
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.parent.name + "-" + run.name)
+def test_a_caption_names_no_mark_and_no_line_that_is_not_drawn(run: Path) -> None:
+    config = load_stored_study(run / "study.yaml")
+    study = replay(run / "journal.jsonl", config.name)
+    for keys in config.stages:
+        for figure in stage_of(keys).figures(StageContext(keys, config, study)):
+            if figure.name not in ("speed_by_memory", "surface"):
+                continue
+            marks = [mark for series in figure.series for mark in series.marks]
+            looks = {
+                "ringed": any(mark.kind == "chosen" for mark in marks),
+                "cross: ": any(mark.kind == "cross" for mark in marks) and figure.name == "speed_by_memory",
+                "green": any(mark.kind == "baseline" for mark in marks),
+                "with a ~": any("~" in mark.text for mark in marks),
+                "Pareto front": any(series.label == "Pareto front" for series in figure.series),
+            }
+            assert {look: look in figure.caption for look in looks} == looks
+
+
 def test_no_interval_of_a_loss_reaches_below_zero_unless_the_loss_does() -> None:
     assert with_deviation(Mark(1, 0.1), 0.25).low == 0
     assert with_deviation(Mark(1, 0.5), 0.25).low == 0.25

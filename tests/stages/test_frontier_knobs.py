@@ -53,6 +53,9 @@ class World:
             return
         rate = self.speed(config)
         loss = self.loss_of_seed(config.seed) + sum(self.loss.get(name, 0.0) for name in config.memory_knobs)
+        if proposal.control and not math.isfinite(loss):
+            known.end(proposal.id, "pruned", "the loss is nan", Cause.DIVERGED)
+            return
         known.end(
             proposal.id,
             tokens_per_second=rate,
@@ -167,6 +170,14 @@ def test_a_knob_that_changes_the_loss_must_end_within_what_seeds_make(worse_by: 
     checks = [t.config for t in known.context.trials() if t.proposal.control]
     assert len({(c.effective_batch_size, c.sample_budget) for c in checks}) == 1
     assert [c.seed for c in checks if not c.memory_knobs][:3] == [0, 1, 2]
+
+
+def test_where_the_runs_without_a_knob_diverge_its_loss_is_not_said_to_have_had_no_room() -> None:
+    world = World(knobs={ROUNDED: (0.5, 1.0)}, loss_of_seed=lambda seed: math.nan)
+    _, conclusion = played(world, study={"precision": "bfloat16"}, memory_knobs=[ROUNDED])
+    said = note_of(conclusion, "at equal memory")
+    assert "; it is not taken, as the runs without it" in said
+    assert "no room" not in said
 
 
 def test_a_knob_that_changes_the_loss_and_is_slower_is_not_checked() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from batchscout.orchestrator.config.trial import scaled_learning_rate
@@ -51,6 +53,20 @@ def test_a_rate_at_which_nothing_trains_keeps_no_stage_from_its_answer(stage: st
     told = f"2 short runs diverged, and were made again at a lower learning rate, 1/{LOWERED_BY**2:,} of the study's at the lowest"
     assert any(told in note for note in known.conclude().notes)
     assert not any("diverged" in note for note in sound.conclude().notes)
+
+
+def test_a_stage_that_begins_with_a_lowered_rate_says_so_and_of_its_noise_scale_too() -> None:
+    known = played("throughput", 2.0)
+    assert not any("learning rate" in note for note in known.conclude().notes)
+    one = next(iter(known.study.trials.values()))
+    lost = replace(one.proposal, id="frontier-lost", stage="frontier")
+    before = Known({"type": "throughput"}, memory_limit="100MiB", sample_budget=100_000).concluded(FRONTIER)
+    before.study.trials[lost.id] = replace(one, proposal=lost, state=TrialState.PRUNED, cause=Cause.DIVERGED)
+    while waiting := [proposal for proposal in before.propose() if proposal.id not in before.study.trials]:
+        _end(before, waiting[0], 2.0)
+    told = [note for note in before.conclude().notes if f"1/{LOWERED_BY:,} of the study's" in note]
+    assert ["noise scale" in note for note in told] == [True, False]
+    assert not any("made again" in note for note in told), "none of its own diverged"
 
 
 def test_what_a_run_at_a_lower_rate_finds_is_the_reason_and_not_that_one_diverged() -> None:

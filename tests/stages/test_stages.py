@@ -309,8 +309,8 @@ def test_proposing_is_pure() -> None:
     ("mode", "said"),
     [
         (Mode("selective", compile=True, precision="float32"), "selective"),
-        (Mode("none", compile="whole", precision="bfloat16"), "none, compiled as one graph"),
-        (Mode("full", False, "float32", "chunked", 64), "full, not compiled, cross-entropy in chunks, samples of 64"),
+        (Mode("none", compile="whole", precision="bfloat16"), "none (compiled as one graph)"),
+        (Mode("full", False, "float32", "chunked", 64), "full (not compiled, cross-entropy in chunks, samples of 64)"),
     ],
 )
 def test_a_sentence_names_what_a_trainer_must_be_told_beside_activation_checkpointing(mode: Mode, said: str) -> None:

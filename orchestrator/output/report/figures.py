@@ -35,8 +35,9 @@ def _in_words(figure: Figure, series: Series, mark: Mark) -> str:
     ends = f", from {figure.y.told(mark.low)} to " if mark.low is not None and mark.high is not None else ""
     if ends and mark.high is not None:
         ends += figure.y.told(mark.high) if math.isfinite(mark.high) else "no upper end"
+    said = f" {mark.text}" if mark.text.replace(" ", "").isalpha() else ""  # and not the number once more
     more = f"; {mark.told}" if mark.told else ""
-    return f"{figure.y.label or 'value'}{name}: {figure.y.told(mark.y)}{ends} ({figure.x.label} {figure.x.told(mark.x)}{more}). {figure.caption}"
+    return f"{figure.y.label or 'value'}{name}: {figure.y.told(mark.y)}{said}{ends} ({figure.x.label} {figure.x.told(mark.x)}{more}). {figure.caption}"
 
 
 def colour_key(colours: Mapping[str, int]) -> Element | None:

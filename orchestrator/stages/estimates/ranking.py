@@ -22,6 +22,11 @@ ALIKE = 0.004
 """Losses that differ by a smaller share of themselves are alike, however little the seeds make."""
 
 
+def alike(one: float, other: float) -> bool:
+    """True if neither of two losses or scores is told to be the lower."""
+    return abs(one - other) <= ALIKE * min(abs(one), abs(other))
+
+
 def token_efficiency(effective_batch_size: int, noise_scale: float) -> float:
     """Return the progress per token, 1 / (1 + B / B_noise), which nears 1 for a small batch (McCandlish et al. 2018,
     arXiv 1812.06162)."""

@@ -28,6 +28,8 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
         _mode_series(mode, by_mode[mode], CATEGORIES[i % len(CATEGORIES)], limit, winner)
         for i, mode in enumerate(by_mode)
     ]
+    front, kinds = _front(findings), {mark.kind for one in series for mark in one.marks}
+    looks = ["ringed: chosen"] * ("chosen" in kinds) + ["cross: out of memory"] * ("cross" in kinds)
     shown, largest = _shown(limit, series), _largest(series)
     far = f" The limit, {bytes_text(limit)}, lies far to the right." if limit and not shown else ""
     told = f" {RIGHT_OF_HEADROOM}" if shown and context.config.headroom else far
@@ -36,10 +38,9 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
             "speed_by_memory",
             Axis("peak memory of a rank", bytes_text, zero=True, unit=_unit(shown or largest)),
             Axis(context.study.facts.rate_unit, zero=True),
-            (*series, *_front(findings)),
-            "Numbers are micro-batch sizes; ringed: chosen; cross: out of memory. A bar is from the slowest to the fastest round. "
-            "On the Pareto front nothing is faster in less memory."
-            f"{told}",
+            (*series, *front),
+            f"Numbers are micro-batch sizes{''.join(f'; {one}' for one in looks)}. A bar is from the slowest to the fastest round."
+            f"{' On the Pareto front nothing is faster in less memory.' if front else ''}{told}",
             _limits(shown, context.config.headroom),
             width=700,
             height=330,

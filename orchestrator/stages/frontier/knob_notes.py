@@ -64,22 +64,24 @@ def _note_on_knob(known: FrontierProgress, one: KnobFindings, findings: Frontier
     return (
         f"{within}, accumulation {other.micro_batch_size} x {one.accumulation_steps} ({other.mode.activation_checkpointing}) reaches "
         f"{one.accumulated_tokens_per_second:,.0f} {unit}, and {with_knob} reaches {one.tokens_per_second:,.0f} ({ratio:.2f} x)"
-        f"{_what_follows(one, findings)}"
+        f"{_what_follows(known, one, findings)}"
     )
 
 
-def _what_follows(one: KnobFindings, findings: FrontierFindings) -> str:
+def _what_follows(known: FrontierProgress, one: KnobFindings, findings: FrontierFindings) -> str:
     """Return why the study goes on with the knob, or does not, where that is not its speed alone."""
     if one.quality and not one.quality.passed:
         return f"; it is not taken, as it learns worse: {one.quality}"
     if one.quality:
         return f"; it learns as well: {one.quality}"
     if that_change_the_loss(one.memory_knobs):
-        why = (
-            "the stage's time, or max_samples, left no room to check the loss"
-            if one.is_faster
-            else "it is not faster, so its loss was not checked"
-        )
+        why = "it is not faster, so its loss was not checked"
+        if any(mode.mode == one.fastest.mode for mode in known.knobs.to_check):
+            why = (
+                "the runs without it that its loss is to be compared with did not end; see the reasons of these trials"
+            )
+        elif one.is_faster:
+            why = "the stage's time, or max_samples, left no room to check the loss"
         return f"; it is not taken, as {why}"
     return "; it is taken" if findings.chosen.mode == one.fastest.mode else ""
 

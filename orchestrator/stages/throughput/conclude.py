@@ -14,11 +14,12 @@ from batchscout.orchestrator.stages.figures import split_text
 from batchscout.orchestrator.stages.findings import concluded
 from batchscout.orchestrator.stages.forms import Form, Rate, rate_of
 from batchscout.orchestrator.stages.input_bound import input_bound
-from batchscout.orchestrator.stages.short_runs import notes_on_divergence, why_they_diverge
+from batchscout.orchestrator.stages.short_runs import lowered, notes_on_divergence, why_they_diverge
 from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
 from batchscout.orchestrator.stages.throughput.propose import ThroughputProgress
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import listed
 
 
 def conclude(context: StageContext[Throughput]) -> Conclusion:
@@ -113,7 +114,7 @@ def _noise(scale: NoiseScale | None, findings: ThroughputFindings) -> str:
     best = max(findings.goodput, key=lambda batch: findings.goodput[batch])
     least = findings.goodput_ends[best][0] if best in findings.goodput_ends else 1.0
     rivals = [str(b) for b, (_, most) in sorted(findings.goodput_ends.items()) if b != best and most > least]
-    beside = f"; within the intervals it may be {', '.join(rivals)}" if rivals else ""
+    beside = f"; within the intervals it may be {listed(rivals, 'or')}" if rivals else ""
     return f"the noise scale is {scale} samples, so effective batch {best} has the best goodput of these{beside}"
 
 
@@ -126,7 +127,7 @@ _BY_TOKENS = (
 
 def _notes(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, Form]) -> list[str]:
     by_tokens = known.context.config.micro_batch is not None
-    notes = [_BY_TOKENS if by_tokens else _EARLY]
+    notes = [_BY_TOKENS if by_tokens else _EARLY + _at_another_rate(known)]
     notes += [*known.batches.left_out, *_on_the_forms(known, timed, forms), *_on_the_machine(known, timed)]
     notes += notes_on_divergence(known.context)
     single = [batch for batch, form in forms.items() if form.split.num_micro_batches == 1]
@@ -136,6 +137,15 @@ def _notes(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, For
     if below:
         notes.append(f"at {_listed(below)} the coherence is not above its noise floor")
     return notes
+
+
+def _at_another_rate(known: ThroughputProgress) -> str:
+    share = lowered(known.context)
+    return (
+        ""
+        if share == 1
+        else f"; it is measured at down to 1/{share:,} of the study's learning rate, where weights hardly move"
+    )
 
 
 def _listed(batches: list[int]) -> str:

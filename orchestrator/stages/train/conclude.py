@@ -16,7 +16,7 @@ from batchscout.orchestrator.stages.estimates.generalisation import (
     overfitting_of,
 )
 from batchscout.orchestrator.stages.estimates.observed import setting_of
-from batchscout.orchestrator.stages.estimates.ranking import Standing, loss_at_samples, standings
+from batchscout.orchestrator.stages.estimates.ranking import Standing, alike, loss_at_samples, standings
 from batchscout.orchestrator.stages.estimates.surface import Array, Setting, Surface
 from batchscout.orchestrator.stages.figures import split_text
 from batchscout.orchestrator.stages.findings import concluded, found
@@ -36,7 +36,7 @@ from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import TrialState
-from batchscout.orchestrator.units import counted, loss_text, training_time_text
+from batchscout.orchestrator.units import counted, loss_text, share_text, training_time_text
 
 
 def conclude(context: StageContext[Train]) -> Conclusion:
@@ -142,13 +142,13 @@ def _repeated(context: StageContext[Train], ranking: Sequence[Standing]) -> list
 
 
 def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str]:
-    """Return who leads at equal samples, where that is another batch than at equal time."""
+    """Return who leads at equal samples by more than is told apart, where that is another batch than at equal time."""
     fewest = min(one.trials[0].config.sample_budget for one in ranking)
     losses = {one.name: loss_at_samples(one.trials, fewest) for one in ranking}
     known = {name: loss for name, loss in losses.items() if loss is not None}
     leader = min(ranking, key=lambda one: known.get(one.name, math.inf))
     batch, ours = leader.trials[0].config.effective_batch_size, winner.trials[0].config.effective_batch_size
-    if batch == ours or winner.name not in known:
+    if batch == ours or winner.name not in known or alike(known[leader.name], known[winner.name]):
         return []
     return [
         f"at equal samples ({fewest:,}, read from the curves: not every schedule had ended there) effective batch {batch} "
@@ -200,11 +200,11 @@ def _cut(context: StageContext[Train]) -> list[str]:
 
 
 def _foretold(context: StageContext[Train], findings: TrainFindings) -> list[str]:
-    """Return how the order of the batches that goodput foretold did."""
+    """Return how the order of the batches that goodput foretold did; nothing where they did not come out in any."""
     throughput = found(context.study, ThroughputFindings)
     goodputs = throughput.goodput if throughput else {}
     run = [one for one in findings.batches if one.num_runs and one.effective_batch_size in goodputs]
-    if len(run) < 2:
+    if len(run) < 2 or alike(min(one.score for one in run), max(one.score for one in run)):
         return []
     came_out = [one.effective_batch_size for one in sorted(run, key=lambda one: one.score)]
     predicted = sorted(came_out, key=lambda batch: -goodputs[batch])
@@ -267,7 +267,7 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
 def _wasting(context: StageContext[Train], findings: TrainFindings) -> str:
     assert findings.regret_time is not None, "the stage has just found it"
     of_what = "samples" if context.config.objective == "samples" else "training time"
-    return f"and wastes {findings.regret_time:.1%} of the {of_what} on average against the best setting"
+    return f"and wastes {share_text(findings.regret_time)} of the {of_what} on average against the best setting"
 
 
 def _cost(findings: TrainFindings) -> str:

@@ -48,15 +48,21 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
     what = "seconds to the target loss" if context.config.objective == "target" else "validation loss"
     batches = surface.coordinates.batches
     against, (cells, shades) = _differences(context, surface), _cells(surface, observed, what)
+    runs = _runs(context, surface, observed, what)
+    roles = {mark.kind for mark in runs.marks}
+    cut = (
+        "; with a ~, what a run that was cut would have come to" if any("~" in mark.text for mark in runs.marks) else ""
+    )
+    looks = ["ringed: the choice"] * ("chosen" in roles) + ["green: your own setting"] * ("baseline" in roles)
     return [
         *([against] if sum(len(one.marks) for one in against.series) > 1 else []),
         Figure(
             "surface",
             Axis("effective batch, samples", log=True, ticks=tuple(float(batch) for batch in batches)),
             Axis("learning rate", log=True),
-            (_best_rates(surface), _runs(context, surface, observed, what), _diverged(observed)),
+            (_best_rates(surface), runs, _diverged(observed)),
             f"The {what} at equal cost that the surface through all runs has: the stronger the shade, the lower, as the scale above says. Numbers are what "
-            "the runs came to, with a ~ what one that was cut would have; the one to choose is ringed, green is your own setting. The dashed line is each batch's best learning rate, with its 90 % interval.",
+            f"the runs came to{cut}{''.join(f'; {one}' for one in looks)}. The dashed line is each batch's best learning rate, with its 90 % interval.",
             cells=cells,
             shades=shades,
             width=700,
