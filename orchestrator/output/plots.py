@@ -25,6 +25,7 @@ from batchscout.orchestrator.stages.figures import (
     Mark,
     Series,
 )
+from batchscout.orchestrator.units import number_text
 
 NUM_COLOURS = 10
 _TOP, _BOTTOM, _ROW = 24, 42, 15
@@ -75,6 +76,21 @@ class Scale:
 
     def _flat(self, value: float) -> float:
         return math.log10(value) if self.axis.log else value
+
+    @property
+    def step(self) -> float:
+        """How far round values lie apart of which as many have room as on a linear axis are told."""
+        room = abs(self.end - self.start) / (60 if self.end > self.start else 45)
+        return _round_step((self.high - self.low) / self.axis.unit / max(2, room)) * self.axis.unit
+
+    def text(self, tick: float) -> str:
+        """Return what is written at a tick: with as many decimals as the ticks have, where three digits do not tell them apart."""
+        if self.axis.text is not number_text or self.axis.log or self.axis.ticks:
+            return self.axis.text(tick)
+        size = math.floor(math.log10(self.step))
+        last = size if math.isclose(round(self.step / 10**size, 6) % 1, 0) else size - 1  # 2.5 has one more
+        digits = math.floor(math.log10(max(abs(self.low), abs(self.high)))) - last + 1
+        return number_text(tick) if digits <= 3 else f"{tick:,.{max(0, -last)}f}"
 
 
 @dataclass(frozen=True)
@@ -136,8 +152,9 @@ def plot(figure: Figure) -> Element:
     right = figure.width - (18 + _CHARACTER * max((len(name) for name in names), default=0))
     top = _TOP + _ROW * sum(line.vertical for line in figure.lines)
     height = max(figure.height, top + _BOTTOM + _ROW * len(names))
-    x = _scale(figure.x, _values(figure, shown, "x"), _left(figure), right)
     y = _scale(figure.y, _values(figure, shown, "y"), height - _BOTTOM, top)
+    left = 14 + _CHARACTER * max([6, *(len(y.text(tick)) for tick in ticks(y))])
+    x = _scale(figure.x, _values(figure, shown, "x"), left, right)
     drawing = _Drawing(figure.width, height)
     drawing.parts += [_cell(cell, x, y) for cell in figure.cells]
     _draw_axes(drawing, x, y)
@@ -165,11 +182,6 @@ def spoken(figure: Figure) -> str:
     """Return what a figure shows, for those who hear it."""
     axes = " over ".join(axis.label for axis in (figure.y, figure.x) if axis.label)
     return f"{axes}. {figure.caption}".strip()
-
-
-def _left(figure: Figure) -> float:
-    """Return where the plot begins: right of its numbers, or of the names of its rows."""
-    return 14 + _CHARACTER * max([6, *(len(figure.y.text(tick)) for tick in figure.y.ticks)])
 
 
 def _empty(width: int, height: int) -> Element:
@@ -217,8 +229,7 @@ def ticks(scale: Scale) -> list[float]:
         return _thinned([tick for tick in axis.ticks if scale.low <= tick <= scale.high], scale)
     if axis.log and scale.high / scale.low > 4:
         return _thinned(_log_ticks(scale.low, scale.high), scale)
-    room = abs(scale.end - scale.start) / (60 if scale.end > scale.start else 45)
-    step = _round_step((scale.high - scale.low) / axis.unit / max(2, room)) * axis.unit
+    step = scale.step
     first = math.ceil(scale.low / step)
     return _thinned([round(step * i, 12) for i in range(first, math.floor(scale.high / step) + 1)], scale)
 
@@ -241,7 +252,7 @@ def _thinned(ticks: list[float], scale: Scale) -> list[float]:
     """Return the ticks without those whose text would touch the one before, or would say the same."""
     kept: list[float] = []
     for tick in sorted(set(ticks)):
-        text, last = scale.axis.text(tick), scale.axis.text(kept[-1]) if kept else ""
+        text, last = scale.text(tick), scale.text(kept[-1]) if kept else ""
         needed = 8 + _CHARACTER * (len(text) + len(last)) / 2 if scale.end > scale.start else _ROW
         named_rows = scale.axis.ticks and scale.end < scale.start
         if not kept or (abs(scale(tick) - scale(kept[-1])) >= needed and (text != last or named_rows)):
@@ -254,10 +265,10 @@ def _draw_axes(drawing: _Drawing, x: Scale, y: Scale) -> None:
     drawing.parts.append(element("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
     for tick in ticks(y):
         drawing.parts.append(element("line", x1=x.start, x2=x.end, y1=y(tick), y2=y(tick), class_="rule"))
-        drawing.write(y.axis.text(tick), [(x.start - 7, y(tick) + 4, "end")], "", always=True)
+        drawing.write(y.text(tick), [(x.start - 7, y(tick) + 4, "end")], "", always=True)
     for tick in ticks(x):
         drawing.parts.append(element("line", x1=x(tick), x2=x(tick), y1=y.start, y2=y.start + 4, class_="axis"))
-        drawing.write(x.axis.text(tick), [(x(tick), y.start + 17, "middle")], "", always=True)
+        drawing.write(x.text(tick), [(x(tick), y.start + 17, "middle")], "", always=True)
     drawing.write(x.axis.label, [((x.start + x.end) / 2, y.start + 36, "middle")], "label x", always=True)
     drawing.write(y.axis.label, [(0, 12, "start")], "label y", always=True)
 
@@ -296,12 +307,14 @@ def _draw_lines(drawing: _Drawing, lines: Sequence[Line], x: Scale, y: Scale) ->
         drawing.parts.append(element("line", x1=at, x2=at, y1=top - 3, y2=y.start, class_="limit"))
         places = [(at - 4, top - 4, "end"), (at + 4, top - 4, "start")]
         drawing.write(line.label, places if at > middle else places[::-1], "strong", always=True)
+        drawing.marks.append(_Box(at - 1, top, at + 1, y.start))
     for line in lines:
         if not line.vertical:
             at = y(line.value)
             drawing.parts.append(element("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="limit"))
             places = [(x.end, at - 5, "end"), (x.end, at + 14, "end"), (x.start + 4, at - 5, "start"), (x.start + 4, at + 14, "start")]  # fmt: skip
             drawing.write(line.label, places, "strong", always=True)
+            drawing.marks.append(_Box(x.start, at - 1, x.end, at + 1))
 
 
 def _series(series: Series, x: Scale, y: Scale) -> Element:

@@ -52,7 +52,7 @@ def loss_curves(trials: Sequence[Trial], winner: str | None, deviation: float | 
     )
     curves = {trial.id: [y for _, y in _losses(trial, "samples_seen")] for trial in shown}
     sane = [curves[trial.id] for trial in shown if trial.cause is not Cause.DIVERGED]
-    y_axis, cut = loss_axis([*curves.values()], sane)
+    y_axis, cut = loss_axis([*curves.values()], sane, deviation or 0.0)
     names, figures = names_of(shown), list[Figure]()
     for key, x_axis in (("train_seconds", _training_time(shown)), ("samples_seen", Axis("samples seen", zero=True))):
         series = tuple(_curve(trial, names[trial.id], key, winner, deviation) for trial in shown)
@@ -73,12 +73,16 @@ def _roles(series: Sequence[Series]) -> str:
     return f"{said[0].upper()}{said[1:]}." if said else ""
 
 
-def loss_axis(curves: Sequence[Sequence[float]], sane: Sequence[Sequence[float]] = ()) -> tuple[Axis, str]:
+def loss_axis(
+    curves: Sequence[Sequence[float]], sane: Sequence[Sequence[float]] = (), deviation: float = 0.0
+) -> tuple[Axis, str]:
     """Return the axis of validation losses, which ends where what diverged would flatten the others, and what is to be said of it: nothing
-    where it shows all. sane: the curves that are known not to have diverged; empty where that is not known."""
-    top = _shown_top(sorted(itertools.chain(*without_diverged(sane or curves))))
+    where it shows all. sane: the curves that are known not to have diverged; empty where that is not known. deviation: half a bar."""
+    top = _shown_top(sorted(itertools.chain(*without_diverged(sane or curves)))) + deviation
     beyond = sum(loss > top for loss in itertools.chain(*curves))
-    return Axis("validation loss", top=top), f" {above_text(beyond, 'evaluation', top)}" if beyond else ""
+    if not beyond:
+        return Axis("validation loss"), ""
+    return Axis("validation loss", top=top), f" {above_text(beyond, 'evaluation', top)}"
 
 
 def above_text(number: int, what: str, top: float) -> str:

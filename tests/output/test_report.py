@@ -21,7 +21,7 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.load import apply_override, parse_study
 from batchscout.orchestrator.config.stages import Grid
 from batchscout.orchestrator.config.trial import base_trial, optimizer_at
-from batchscout.orchestrator.output.plots import plot, spread
+from batchscout.orchestrator.output.plots import Scale, plot, spread, ticks
 from batchscout.orchestrator.output.report.answer import paste_text
 from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.page import render_report, write_report
@@ -414,6 +414,17 @@ def test_a_chart_of_one_point_is_a_sentence_with_what_is_written_beside_the_poin
 
     assert said(Mark(544, 32, "or more")) == "critical batch, samples: 32 or more (samples seen 544). "
     assert said(Mark(544, 32, "32")) == "critical batch, samples: 32 (samples seen 544). ", "and no number twice"
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(5.0, 7.0), (7.62, 7.64), (7.63181, 7.631816), (-0.3, 0.1), (0.0, 60_000.0), (123_400.0, 123_500.0)],
+)
+def test_a_tick_says_its_value_and_no_two_say_the_same(low: float, high: float) -> None:
+    scale = Scale(Axis("loss"), low, high, 270, 24)
+    told = {tick: scale.text(tick).replace(",", "").replace("k", "e3") for tick in ticks(scale)}
+    assert len(told) >= 3
+    assert all(float(text) == pytest.approx(tick, abs=1e-9 * high) for tick, text in told.items())
 
 
 def test_shares_and_lists_as_people_read_them() -> None:

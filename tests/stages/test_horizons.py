@@ -17,6 +17,7 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import warmup_samples
 from batchscout.orchestrator.output.exports import export
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.output.report.answer import paste_text
 from batchscout.orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Surface, fit
 from batchscout.orchestrator.stages.findings import found
@@ -198,6 +199,11 @@ def test_the_real_runs_answer_is_the_answer_everywhere(tmp_path: Path) -> None:
     assert budget is not None
     assert budget == pytest.approx(4 * study.trials[f"train-m{batch}k1"].config.sample_budget, rel=0.02)
     assert (recommendation.effective_batch_size, recommendation.sample_budget) == (batch, budget)
+    page = render_report(config, study, recommendation)
+    beside, apart = (page.index(f'id="{chart}"') for chart in ("horizons-horizons", "train-differences"))
+    assert beside < page.index('<section id="train"') < apart, (
+        "what a choice saves in a run of the study's length is not the answer"
+    )
     assert recommendation.learning_rate == findings.learning_rate
     assert recommendation.warmup_samples == warmup_samples(config.optimizer, batch, budget)
     assert recommendation.real_run == findings

@@ -70,13 +70,11 @@ def _pieces(
 ) -> Iterator[str]:
     stages = {keys.type: StageContext(keys, config, study) for keys in in_order(config, study)}
     figures = {name: stage_of(context.stage).figures(context) for name, context in stages.items()}
-    # A later stage may recommend another run, as for a longer real run: then the chart is the train stage's alone.
-    is_the_answer = recommendation is not None and recommendation.evidence.trial == chosen_run(study)
     answers = [
         (name, figure)
         for name, some in figures.items()
         for figure in some
-        if figure.name == "differences" and is_the_answer
+        if figure.name == _chart_of(recommendation, study)
     ]
     along = training_section(curves)
     of_all = _all_trials(list(stages.values()), is_driven=is_driven)
@@ -108,6 +106,16 @@ def _pieces(
         evidence_section(recommendation) if recommendation else None,
     )
     return page(f"{study.name}: batchscout", body, every)
+
+
+def _chart_of(recommendation: Recommendation | None, study: Study) -> str:
+    """Return the name of the chart that stands beside the answer; empty for none. The train stage's is of runs of the study's length, and a
+    later stage may recommend another run than it."""
+    if recommendation is None:
+        return ""
+    if recommendation.real_run is not None and not recommendation.ramp:
+        return "horizons"
+    return "differences" if recommendation.evidence.trial == chosen_run(study) else ""
 
 
 def _is_live() -> Element:

@@ -253,7 +253,7 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
         f"{config.gradient_accumulation_steps}{role})"
     )
     runs, pruned = len({t.candidate for t in trials}), sum(t.state is TrialState.PRUNED for t in trials)
-    tried = f"{counted(runs, 'run')}, {counted(pruned, 'trial')} pruned"
+    tried = counted(runs, "run") + (f", {counted(pruned, 'trial')} pruned" if pruned else "")
     ending = f"val loss {loss_text(winner.val_loss)} at learning rate {config.learning_rate:.3g}"
     if len(findings.batches) == 1:
         return f"{what}, the only batch, ends at {ending}; {tried}"
