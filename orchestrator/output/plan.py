@@ -56,7 +56,7 @@ def print_plan(
     for keys in config.stages:
         console.print(shown(f"{keys.type}: {type(keys).__doc__}", style="bold"))
         for line in stage_of(keys).describe(StageContext(keys, config, study)):
-            console.print(shown(f"  {line}"))
+            console.print_indented(line)
     if left_open := left_open_text(config, given_of(config)):
         console.print(shown(left_open))
     if by_tokens := _micro_batches(config, facts):

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.config.trial import uses_compile
 from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.output.panel import Panel
 from batchscout.orchestrator.output.shown import Terminal, shown
@@ -109,7 +110,7 @@ class Progress(Observer):
         mark = "[green]done[/]" if conclusion.ok else "[red]failed[/]"
         self._console.print(f"{mark} [bold]{conclusion.stage}[/]: ", shown(conclusion.reason), sep="")
         for note in conclusion.notes:
-            self._console.print(shown(f"     {note}", style="dim"))
+            self._console.print_indented(note, 5, "dim")
 
     def _event(self, trial: Trial) -> None:
         """Print a line in a log; on a terminal the panel shows it."""
@@ -181,7 +182,8 @@ class Progress(Observer):
         if in_all is not None:
             parts.append(f"at most {seconds_text(max(in_all, in_stage.high if in_stage else 0.0))} left in all")
         elif estimated:
-            parts.append(f"about {seconds_text(estimated)} left in all, by estimate, plus compiling")
+            compiling = ", plus compiling" if uses_compile(self._config) else ""
+            parts.append(f"about {seconds_text(estimated)} left in all, by estimate{compiling}")
         elif estimated is None and not in_stage:
             parts.append("the time left is not known yet")
         return ", ".join(parts)

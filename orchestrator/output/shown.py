@@ -7,6 +7,7 @@ import sys
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -34,6 +35,13 @@ class Terminal(Console):
             width=None if has_width else WIDTH_OF_A_LOG,
             soft_wrap=not has_width,
         )
+
+    def print_indented(self, text: str, indent: int = 2, style: str = "") -> None:
+        """Print a text whose lines all begin so far to the right: in a log it is one line, and on a terminal it is broken between words."""
+        if self.soft_wrap:
+            self.print(shown(" " * indent + text, style))
+        else:
+            self.print(Padding(shown(text, style), (0, 0, 0, indent), expand=False))
 
     def on_broken_pipe(self) -> None:
         leave_dead_terminal()

@@ -182,7 +182,8 @@ def _height(line: str, width: int) -> int:
 
 
 def _time_line(study: Study) -> str:
-    return "time: " + ", ".join(f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items())
+    parts = [f"{part} {seconds_text(seconds)}" for part, seconds in time_split(study).items() if seconds >= 0.5]
+    return f"time: {', '.join(parts) or 'none yet'}"
 
 
 def _print_head(console: Terminal, config: StudyConfig, study: Study, run_dir: str, *, is_driven: bool) -> None:
@@ -223,9 +224,9 @@ def _print_stage(console: Terminal, context: StageContext[StageKeys], *, is_driv
     conclusion = study.conclusions.get(stage)
     if conclusion:
         for line in (conclusion.reason, *conclusion.notes):
-            console.print(shown(f"  {line}"))
+            console.print_indented(line)
     elif context.trials() and (says := stage_of(context.stage).so_far(context)):
-        console.print(shown(f"  {says}"))
+        console.print_indented(says)
 
 
 def _trial_lines(context: StageContext[StageKeys], width: int, *, is_driven: bool) -> list[str]:
@@ -245,12 +246,12 @@ def _trial_lines(context: StageContext[StageKeys], width: int, *, is_driven: boo
 
 
 def _marked(context: StageContext[StageKeys]) -> str | None:
-    """Return the id of the trial that has a star: the one that the stage chose and names, or the best so far. Of the splits of one
-    batch none is better than another."""
-    if isinstance(context.stage, Equivalence):
-        return None
+    """Return the id of the trial that has a star: the one that the stage chose, or the best so far. Of the splits of one batch none is better
+    than another, and a stage that has concluded without choosing a trial has none: the fastest of many rounds is no finding."""
     if (winner := stage_of(context.stage).winner(context)) is not None:
         return winner
+    if isinstance(context.stage, Equivalence) or context.stage.type in context.study.conclusions:
+        return None
     best = best_so_far(context.trials())
     return best.id if best else None
 

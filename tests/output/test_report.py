@@ -391,6 +391,21 @@ def test_status_and_report_count_the_deaths_of_lanes_and_show_the_first(
         assert "process 1 died" not in said
 
 
+def test_status_stars_what_a_stage_chose_and_begins_no_line_of_a_sentence_at_the_margin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
+    config = load_stored_study(folder / "study.yaml")
+    known = replay(folder / "journal.jsonl", config.name)
+    monkeypatch.setenv("COLUMNS", "60")
+    print_status(config, known, is_driven=False)
+    lines = capsys.readouterr().out.split("\nfrontier: ")[1].splitlines()
+    starred = [line.split()[1] for line in lines if line.startswith("*")]
+    assert starred == ["frontier-none-m12-verified", "train-m4k1-lr0.00168"], "a round of throughput's is no finding"
+    heads = {f"{keys.type}: complete" for keys in config.stages}
+    assert all(line[:1] in ("", " ", "*") or line in heads or line.startswith("time: ") for line in lines[1:-1])
+
+
 def test_the_last_losses_have_the_seeds_deviation_where_it_is_known(config: StudyConfig) -> None:
     study = example_study(config)
     found_of = study.conclusions["train"].findings

@@ -17,8 +17,8 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import warmup_samples
 from batchscout.orchestrator.output.exports import export
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
-from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.output.report.answer import paste_text
+from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Surface, fit
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
