@@ -56,8 +56,9 @@ def find(
     (model, loaders or datamodule[, Trainer]), transformers a Trainer; script: a command. keys: of study files.
     """
     from batchscout.orchestrator.environment import fit_environment, importing_ray
+    from batchscout.trainers.descendants import ending_what_is_started
 
-    with fit_environment():
+    with fit_environment(), ending_what_is_started():
         with importing_ray():
             from batchscout.orchestrator.find import Subject
             from batchscout.orchestrator.find import find as run  # loads torch, too

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,9 @@ from batchscout.orchestrator.study.events import proposed
 from batchscout.orchestrator.study.run_directory import open_run_directory
 from batchscout.orchestrator.study.trial import Proposal
 from batchscout.trainers.sources import objects
+from tests.support.processes import descended_from
+
+ROOT = Path(__file__).parents[1]
 
 
 class Net(nn.Module):
@@ -111,3 +118,45 @@ def test_a_call_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     (where / "study.yaml").write_text("name: [\n")
     assert refused(where, subject(), memory_limt="1GiB")
     assert files(where) == {"study.yaml"}
+
+
+STARTS_OTHERS = """
+import subprocess, batchscout, torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        subprocess.Popen(["sleep", "60"], start_new_session=True)
+        subprocess.run(["sh", "-c", "setsid sleep 60 & echo"], stdout=subprocess.DEVNULL)
+        raise ArithmeticError("no model")
+
+rows = [(torch.zeros(4), torch.tensor(0))] * 32
+own = subprocess.Popen(["sleep", "60"])
+try:
+    batchscout.find(model=lambda: Net(), train=rows, val=rows, loss="cross_entropy", quiet=True)
+except ValueError as error:
+    assert "no model" in str(error), error
+    print(own.pid, flush=True)
+    input()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_constructor_has_started_ends_with_find_and_what_a_notebook_has_started_stays(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DESCENDS_FROM": str(tmp_path)}
+    notebook = subprocess.Popen(
+        [sys.executable, "-c", STARTS_OTHERS],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert notebook.stdout is not None
+        own = int(notebook.stdout.readline())
+        assert sorted(descended_from(tmp_path)) == sorted([notebook.pid, own])
+    finally:
+        for number in descended_from(tmp_path):
+            os.kill(number, signal.SIGKILL)
+        notebook.communicate()

@@ -28,10 +28,15 @@ def is_a_launchers(name: str) -> bool:
     return (name in ALONE or name in _OTHERS or name.startswith(_BEGINNINGS)) and name != _OF_ANY_PROCESS
 
 
+def remove_launcher() -> dict[str, str]:
+    """Take what a launcher has left out of this process's environment, and return it."""
+    return {name: os.environ.pop(name) for name in [*os.environ] if is_a_launchers(name)}
+
+
 @contextlib.contextmanager
 def without_launcher() -> Iterator[list[str]]:
     """Within this, the environment has nothing of a launcher's. Yield the names of what it had."""
-    found = {name: os.environ.pop(name) for name in [*os.environ] if is_a_launchers(name)}
+    found = remove_launcher()
     try:
         yield sorted(found)
     finally:

@@ -15,6 +15,7 @@ import ray
 from ray import train
 
 from batchscout.orchestrator.environment import observed_environment, obstacles_between_ranks, refuse
+from batchscout.trainers.launcher import remove_launcher
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long a rank waits in a collective for the others, one of which may compile or write a checkpoint."""
@@ -61,6 +62,7 @@ def join(backend: str, address: str, port: int) -> None:
     context = train.get_context()
     if context.get_world_size() > 1:  # of a cluster's nodes only their own processes can tell
         refuse(obstacles_between_ranks(observed_environment(), on_gpu=backend == "nccl"))
+    remove_launcher()  # the driver has none, but a cluster's node may have been started by one
     os.environ |= {
         "RANK": str(context.get_world_rank()),
         "WORLD_SIZE": str(context.get_world_size()),

@@ -34,7 +34,7 @@ from batchscout.orchestrator.study.storage.marker import RunMarker
 from batchscout.orchestrator.study.storage.stored_trials import Publication
 from batchscout.orchestrator.units import bytes_text, exit_text, shortened
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.descendants import end_descendants
+from batchscout.trainers.descendants import adopt_orphans, end_descendants
 from batchscout.trainers.device.cgroup import memory_kills
 from batchscout.trainers.errors import first_line, raised_text, said_by, users_frame
 from batchscout.trainers.files import StorageLost, own_file, quoted, storage_error
@@ -98,6 +98,7 @@ def serve(told: dict[str, Any]) -> None:
     place = Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank(), told["marker"])
     if told["working_directory"] is not None:
         os.chdir(told["working_directory"])
+    adopt_orphans()  # before a user's code starts any: Ray ends only what is in a rank's own process group
     _exit_with_the_study(place)
     try:
         _serve(place)

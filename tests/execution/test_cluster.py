@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from tests.support.ports import free_ports
-from tests.support.processes import descendants, read
+from tests.support.processes import descendants, descended_from, read
 from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
@@ -29,15 +29,21 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 CLONE = Path(__file__).parents[2]
 SECONDS_TO_START = 120
-# A data set of the user's own, by a relative path that is a default of its code.
+# A data set of the user's own, by a relative path that is a default of its code. It leaves running what it starts.
 OWN_DATA = """
+import os, subprocess
 from batchscout.trainers.data.text import text
 
 def make(path="given/words.txt"):
+    subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    subprocess.run(["sh", "-c", "setsid sleep 3600 & echo"], stdout=subprocess.DEVNULL)
+    assert not any(name.startswith("ACCELERATE_USE") for name in os.environ), "it would train as its launcher says"
     return text(train=path, seq_len=8, tokenizer="bytes")
 """
 STUDY = TINY | {"name": "token", "sample_budget": 16, "stages": grid(learning_rate=[1e-3])}
 SHOWN = {"RAY_AUTH_MODE": "token"}
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500", "ACCELERATE_USE_DEEPSPEED": "true"}
+"""What a launcher leaves in the environment of a node that is started by one."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,12 @@ class Cluster:
 
 def settings_of(home: Path) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return own | {"HOME": str(home), "PYTHONPATH": str(CLONE), "PATH": f"{Path(sys.executable).parent}:{own['PATH']}"}
+    return own | {
+        "HOME": str(home),
+        "DESCENDS_FROM": str(home.parent),
+        "PYTHONPATH": str(CLONE),
+        "PATH": f"{Path(sys.executable).parent}:{own['PATH']}",
+    }
 
 
 def start_command(name: str, **replaced: str) -> str:
@@ -105,7 +116,7 @@ def start(command: str, home: Path) -> subprocess.Popen[str]:
     with log.open("w") as file:
         process = subprocess.Popen(
             ["bash", "-c", f"{command} --block"],
-            env=settings_of(home),
+            env=settings_of(home) | LAUNCHED,
             stdout=file,
             stderr=subprocess.STDOUT,
             text=True,
@@ -156,7 +167,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 def test_who_has_the_token_runs_a_study(cluster: Cluster) -> None:
-    """Their code reads a file by a relative path, and no other secret of theirs reaches a file, on the cluster's nodes neither."""
+    """Their code reads a file by a relative path, nothing that it starts outlives the study, and no other secret of theirs reaches a file, on
+    the cluster's nodes neither."""
     work = cluster.user("owner") / "work"
     (work / "given").mkdir(parents=True)
     (work / "given" / "words.txt").write_text(1_000 * "some words ")
@@ -167,6 +179,9 @@ def test_who_has_the_token_runs_a_study(cluster: Cluster) -> None:
     assert driver.returncode == 0, said
     assert "Train with  micro-batch" in said
     assert told_below(cluster.folder) == set()
+    assert [
+        pid for pid in descended_from(cluster.folder) if read(Path(f"/proc/{pid}/cmdline")).startswith("sleep")
+    ] == []
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,16 @@ def descendants(pid: int) -> list[int]:
     return [*children, *(below for child in children for below in descendants(child))]
 
 
+def descended_from(folder: Path) -> list[int]:
+    """The living processes that have inherited DESCENDS_FROM with this folder, whoever is their parent now."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if f"DESCENDS_FROM={folder}\0".encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
 def servers_among(pids: list[int], name: str) -> list[int]:
     """Those that are the server of Ray's with this name. A raylet forks, and for a moment its child has its words."""
     named = [pid for pid in pids if read(Path(f"/proc/{pid}/cmdline")).split("\0")[0].endswith(f"/{name}")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, descended_from
 
 ROOT = Path(__file__).parents[2]
 STARTS = {
@@ -20,18 +20,6 @@ STARTS = {
     "an orphan": "subprocess.run(['sh', '-c', 'sleep 60 & echo'], stdout=2)",
     "a fork": "os.fork() or time.sleep(60)",
 }
-
-
-def numbers_of(group: str) -> list[int]:
-    """The living processes that have inherited this name."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"DESCENDS_FROM={group}".encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("what", STARTS)
@@ -54,14 +42,49 @@ end_descendants()
         assert process.stdout is not None
         process.stdout.readline()
         deadline = time.monotonic() + HANGS_AFTER_SECONDS
-        while len(numbers_of(str(tmp_path))) < 2:
+        while len(descended_from(tmp_path)) < 2:
             assert time.monotonic() < deadline
         process.communicate("\n", timeout=HANGS_AFTER_SECONDS)
         assert process.returncode == 0
-        assert numbers_of(str(tmp_path)) == []
+        assert descended_from(tmp_path) == []
     finally:
-        for number in numbers_of(str(tmp_path)):
+        for number in descended_from(tmp_path):
             os.kill(number, signal.SIGKILL)
+
+
+def test_within_a_notebook_only_what_the_block_has_started_ends_with_it(tmp_path: Path) -> None:
+    code = """
+import subprocess, threading
+from batchscout.trainers.descendants import adopts_orphans, ending_what_is_started
+sleep = ["sleep", "60"]
+kept = [subprocess.Popen(sleep)]
+with ending_what_is_started():
+    subprocess.Popen(sleep, start_new_session=True)
+    subprocess.run(["sh", "-c", "setsid sleep 60 & echo"], stdout=subprocess.DEVNULL)
+    may_end, has_started = threading.Event(), threading.Event()
+    def of_another_thread():
+        kept.append(subprocess.Popen(sleep))
+        has_started.set()
+        may_end.wait()
+    threading.Thread(target=of_another_thread, daemon=True).start()
+    has_started.wait()
+assert not adopts_orphans()
+print(*[one.pid for one in kept if one.poll() is None], flush=True)
+input()
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DESCENDS_FROM": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        kept = [int(number) for number in process.stdout.readline().split()]
+        assert len(kept) == 2
+        assert sorted(descended_from(tmp_path)) == sorted([process.pid, *kept])
+    finally:
+        for number in descended_from(tmp_path):
+            os.kill(number, signal.SIGKILL)
+        process.communicate()
 
 
 def test_a_helper_that_puts_away_shared_memory_is_left_to_do_so() -> None:
