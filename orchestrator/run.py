@@ -29,7 +29,7 @@ from batchscout.orchestrator.config.recipe import left_open_text
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.config.trial import precisions, uses_compile
 from batchscout.orchestrator.decisions.director import Director
-from batchscout.orchestrator.decisions.further import cut_by_the_budget, events_to_go_further
+from batchscout.orchestrator.decisions.further import events_to_go_further
 from batchscout.orchestrator.decisions.observer import Observer, Observers
 from batchscout.orchestrator.decisions.retries import events_of, tried_again, why_again
 from batchscout.orchestrator.execution.device_peaks import device_peaks
@@ -180,8 +180,6 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, options
     config = as_it_began(config, run_dir)
 
     def goes_further(before: StudyConfig, journal: Journal) -> None:
-        for trial in cut_by_the_budget(config, journal.study):
-            put_former_try_by(run_dir, trial, stored)
         for event in events_to_go_further(before, config, journal.study):
             journal.append(event)
 

@@ -12,23 +12,17 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Reopened, Retried
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Proposal, Trial
-
-
-def cut_by_the_budget(config: StudyConfig, study: Study) -> list[Trial]:
-    """Return the trials that an earlier budget has stopped and that this one does not."""
-    if _spending(config, study).is_spent:
-        return []
-    return [trial for trial in study.trials.values() if trial.cause is Cause.BUDGET]
+from batchscout.orchestrator.study.trial import Proposal
 
 
 def events_to_go_further(before: StudyConfig, now: StudyConfig, study: Study) -> list[Retried | Reopened]:
-    """Return what the journal must hold so that a study goes on as far as its keys let it now: what the budget stopped is tried again, and the
+    """Return what the journal must hold so that a study goes on as far as its keys let it now: what the budget stopped goes on, and the
     first stage that it kept from more, or that may make more runs, is asked again, with those after it."""
-    cut = cut_by_the_budget(now, study)
+    cut = [] if _spending(now, study).is_spent else [t for t in study.trials.values() if t.cause is Cause.BUDGET]
     further = {trial.stage for trial in cut} | set(_kept_from_more(before, now, study))
     first = [name for name in study.started if name in further and name in study.conclusions][:1]
-    return [*(Retried(id=trial.id, reason=WHY) for trial in cut), *(Reopened(stage=name) for name in first)]
+    goes_on = [Retried(id=trial.id, reason=WHY, from_checkpoint=True) for trial in cut]
+    return [*goes_on, *(Reopened(stage=name) for name in first)]
 
 
 WHY = "budget.device_hours lets it go on"

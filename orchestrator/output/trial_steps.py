@@ -65,8 +65,8 @@ def _told(change: Change) -> str:
             return trial.how_it_ended + (
                 f"; measured by the study in {quoted(trial.reused.run_dir)}" if trial.reused else ""
             )
-        case Retried(reason=reason):
-            return _with("is tried again, from its beginning", reason)
+        case Retried(reason=reason, from_checkpoint=goes_on):
+            return _with("goes on from its checkpoint" if goes_on else "is tried again, from its beginning", reason)
         case Reopened(stage=stage):
             return f"withdrawn, as the stage {stage} before it is open again"
         case Noticed(reason=reason):

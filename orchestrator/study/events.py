@@ -191,12 +191,13 @@ class Ended(_OnALane):
 
 
 class Retried(_Event):
-    """A trial that had ended is tried again, from its beginning: what it was made of has changed, or the user asked for it. How it
-    had ended stands in the line that says so."""
+    """A trial that had ended is run again: from its beginning, as what it was made of has changed, or the user asked for it; or from its
+    checkpoint, as nothing but a key had stopped it that lets it go on now. How it had ended stands in the line that says so."""
 
     kind: Literal["retried"] = "retried"
     id: str
     reason: Prose
+    from_checkpoint: bool = False
 
 
 class Reopened(_Event):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, JsonValue
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.load import parse_stored_study, read_yaml
 from batchscout.orchestrator.config.stages import OnlySays
+from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import FORMAT_VERSION, Proposed, RunBegan
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.lines import format_of, read_lines, refuse_earlier_format
@@ -241,9 +242,12 @@ def trial_directory(run_dir: Path, trial_id: str) -> Path:
 
 
 def discard_what_nobody_needs(run_dir: Path, trials: list[Trial], published: StoredStudy | None = None) -> None:
-    """Delete what the trials of a concluded stage have saved, except the checkpoints of full runs that completed. published: where the
-    directory is a copy of."""
-    kept = {trial.id: trial.state is TrialState.COMPLETE and trial.is_full_run for trial in trials}
+    """Delete what the trials of a concluded stage have saved, except the checkpoints of full runs that completed, and of those that a larger
+    budget would let go on. published: where the directory is a copy of."""
+    kept = {
+        trial.id: trial.cause is Cause.BUDGET or (trial.state is TrialState.COMPLETE and trial.is_full_run)
+        for trial in trials
+    }
     for name, is_kept in kept.items():
         directory = trial_directory(run_dir, name)
         with own_file(directory, "removed"):

@@ -200,7 +200,7 @@ class Study:
             case Retried():
                 trial = self.trials[event.id]
                 if trial.state.ended:
-                    self._put(_from_its_beginning(trial))
+                    self._put(_as_it_was(trial) if event.from_checkpoint else _from_its_beginning(trial))
             case _:
                 trial = self.trials[event.id]
                 if not trial.state.ended:  # what has ended never changes again
@@ -262,6 +262,13 @@ def _from_its_beginning(trial: Trial) -> Trial:
     """Return an ended trial as it waits to be tried again; the time that it took is spent."""
     tries = (*trial.earlier_tries, trial.how_it_ended)
     return Trial(trial.proposal, metrics={**trial.proposal.expected}, earlier_tries=tries, seconds=trial.seconds)
+
+
+def _as_it_was(trial: Trial) -> Trial:
+    """Return a trial that was stopped as it was before: it waits for a lane, or at a rung for what others come to there."""
+    waits_at_rung = trial.paused_at - trial.promoted
+    state, cause = (TrialState.PAUSED, Cause.RUNG) if waits_at_rung else (TrialState.WAITING, None)
+    return replace(trial, state=state, cause=cause, reason="")
 
 
 def changed(trial: Trial, event: TrialEvent) -> Trial:

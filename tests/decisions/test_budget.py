@@ -182,19 +182,27 @@ def test_with_a_larger_budget_it_ends_as_if_it_had_had_that_from_the_beginning(t
     assert replay(tmp_path / "with.jsonl", config.name).conclusions == known.conclusions
 
 
-def test_what_the_budget_stopped_is_tried_again(tmp_path: Path) -> None:
-    config = with_budget(field_config(), 6)
+def test_what_the_budget_stopped_goes_on_where_it_was_and_no_time_is_spent_twice(tmp_path: Path) -> None:
+    whole = played(tmp_path / "whole.jsonl", field_config(), "grid", field_curves)
+    config, larger = with_budget(field_config(), 6), with_budget(field_config(), None)
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="first"))
         clock = Clock()
-        cut = Player(director_of(config, journal, "grid", clock=clock), field_curves, before_message=clock.tick).play()
-        stopped = {trial.id for trial in cut.trials.values() if trial.cause is Cause.BUDGET}
-        assert stopped
+        first = Player(director_of(config, journal, "grid", clock=clock), field_curves, before_message=clock.tick)
+        first.play()
+        stopped = {trial.id: trial for trial in journal.study.trials.values() if trial.cause is Cause.BUDGET}
+        assert any(trial.history for trial in stopped.values())
         no_more = with_budget(config, 6.001)
-        assert events_to_go_further(config, no_more, cut) == [], "it is spent all the same"
-    known = go_further(tmp_path / "journal.jsonl", config, with_budget(config, None), "grid", field_curves)
-    assert all(known.trials[name].cause is not Cause.BUDGET for name in stopped)
-    assert any(known.trials[name].state is TrialState.COMPLETE for name in stopped)
+        assert events_to_go_further(config, no_more, journal.study) == [], "it is spent all the same"
+        for event in events_to_go_further(config, larger, journal.study):
+            journal.append(event)
+        assert all(journal.study.trials[name].history == trial.history for name, trial in stopped.items())
+        journal.append(RunBegan(token="second"))
+        director = director_of(larger, journal, "grid", clock=clock)
+        known = Player(director, field_curves, disk=first.disk, before_message=clock.tick).play()
+    assert {t.id: t.state for t in known.trials.values()} == {t.id: t.state for t in whole.trials.values()}
+    assert known.lane_seconds == pytest.approx(whole.lane_seconds, abs=2 * SECONDS_PER_MESSAGE)
+    assert replay(tmp_path / "journal.jsonl", config.name).trials == known.trials
 
 
 def test_more_runs_are_made_by_their_own_stage_alone(tmp_path: Path) -> None:

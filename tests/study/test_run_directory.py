@@ -14,10 +14,12 @@ import yaml
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import base_trial
+from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import RunBegan, proposed
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.run_directory import (
     as_it_began,
+    discard_what_nobody_needs,
     load_stored_study,
     logs_of,
     open_run_directory,
@@ -188,6 +190,26 @@ def test_what_a_killed_process_was_writing_stays_no_longer_than_until_the_next_r
     open_run_directory(study_of(), tmp_path).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lease", "journal.jsonl", "report.html", "study.yaml"]
     assert (tmp_path / "report.html").read_text() == "<html></html>"
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "keeps"),
+    [
+        (TrialState.COMPLETE, None, True),
+        (TrialState.PRUNED, Cause.BUDGET, True),
+        (TrialState.PRUNED, Cause.RUNG, False),
+    ],
+)
+def test_a_concluded_stage_keeps_the_checkpoints_that_somebody_may_want(
+    tmp_path: Path, state: TrialState, cause: Cause | None, keeps: bool
+) -> None:
+    """A larger budget lets go on what the budget has stopped."""
+    wanted = Proposal("grid-m4k1", "grid", base_trial(study_of(), None), candidate="grid-m4k1")
+    checkpoint = trial_directory(tmp_path, wanted.id) / "checkpoints" / "8-token.pt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    discard_what_nobody_needs(tmp_path, [Trial(wanted, state, cause)])
+    assert checkpoint.exists() == keeps
 
 
 def test_a_trial_is_tried_again_from_nothing_and_its_logs_say_which_try_they_are_of(tmp_path: Path) -> None:
