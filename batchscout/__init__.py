@@ -47,13 +47,16 @@ def find(
     stages: Sequence[str | Mapping[str, Any]] | None = None,
     address: str | None = None,
     fresh: bool = False,
+    retry_failed: bool = False,
+    keep_finished: bool = False,
     quiet: bool = False,
     **keys: Any,
 ) -> Study:
-    """Run a study of these objects, or resume it, and return it. Raises ValueError for bad input. model: a module,
-    whose weights every run starts from, or what makes one. train, val: data sets or DataLoaders. loss: as in study
-    files; or loss(module, batch) -> (loss_sum, num_targets); None if the module returns these. Or: lightning makes
-    (model, loaders or datamodule[, Trainer]), transformers a Trainer; script: a command. keys: of study files.
+    """Run a study of these objects, or resume it. Raises ValueError for bad input. model: a module, whose weights every
+    run starts from, or what makes one. train, val: data sets or DataLoaders. loss: as in study files; or
+    loss(module, batch) -> (loss_sum, num_targets); None if the module returns these. Or: lightning makes (model,
+    loaders or datamodule[, Trainer]), transformers a Trainer; script: a command. fresh, retry_failed, keep_finished:
+    as for `batchscout run`. keys: of study files.
     """
     from batchscout.orchestrator.environment import fit_environment, importing_ray
     from batchscout.trainers.descendants import ending_what_is_started
@@ -64,7 +67,8 @@ def find(
             from batchscout.orchestrator.find import find as run  # loads torch, too
 
         subject = Subject(model, train, val, loss, lightning, transformers, script)
-        return run(subject, run_dir=run_dir, stages=stages, address=address, fresh=fresh, quiet=quiet, **keys)
+        options = {"fresh": fresh, "retry_failed": retry_failed, "keep_finished": keep_finished, "quiet": quiet}
+        return run(subject, run_dir=run_dir, stages=stages, address=address, **options, **keys)
 
 
 def load(run_dir: str | Path) -> Study:

@@ -20,6 +20,7 @@ from batchscout.orchestrator.run import run_study
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.storage.place import on_this_machine, run_place_of
+from batchscout.orchestrator.terminal import printable
 from batchscout.trainers.files import make_private_directory, quoted
 from batchscout.trainers.sources import objects
 from batchscout.trainers.user_code import OBJECTS
@@ -91,6 +92,8 @@ def find(
     stages: Sequence[str | Mapping[str, Any]] | None = None,
     address: str | None = None,
     fresh: bool = False,
+    retry_failed: bool = False,
+    keep_finished: bool = False,
     quiet: bool = False,
     **keys: Any,
 ) -> LoadedStudy:
@@ -112,12 +115,42 @@ def find(
         config = study_of(tree, "what find was given", told.append)
         for sentence in told:
             print(f"batchscout: {sentence}", file=sys.stderr)
-        ending = run_study(config, where, address, remeasure=fresh, quiet=quiet, told=told)
+        try:
+            ending = run_study(
+                config,
+                where,
+                address,
+                remeasure=fresh,
+                retry_failed=retry_failed,
+                keep_finished=keep_finished,
+                quiet=quiet,
+                told=told,
+            )
+        except ValueError as error:
+            raise ValueError(in_python(str(error))) from error
+        said = in_python(ending.message)
         if ending.exit_code == 2:
-            raise ValueError(ending.message)
+            raise ValueError(said)
     if ending.exit_code == 130:
-        raise KeyboardInterrupt(ending.message)
+        raise KeyboardInterrupt(said)
+    if ending.exit_code == 1:
+        print(f"batchscout: {printable(said)}", file=sys.stderr)
     return load(where)
+
+
+IN_PYTHON = {
+    "run the same command again": "call batchscout.find again", "run the same command": "call batchscout.find again",
+    "--dir": "run_dir", "--fresh": "fresh=True", "--retry-failed": "retry_failed=True",
+    "--keep-finished": "keep_finished=True", "--address": "address",
+}  # fmt: skip
+"""What is typed in a call for what is typed in a command line."""
+
+
+def in_python(said: str) -> str:
+    """Return what a command line's user is told in the words of a call."""
+    for typed, called in IN_PYTHON.items():
+        said = said.replace(typed, called)
+    return said
 
 
 OTHER = {

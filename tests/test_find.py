@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -13,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import batchscout
 from batchscout.orchestrator.config.load import study_of
 from batchscout.orchestrator.config.trial import base_trial
-from batchscout.orchestrator.find import Subject, find
+from batchscout.orchestrator.find import IN_PYTHON, Subject, find, in_python
 from batchscout.orchestrator.study.events import proposed
 from batchscout.orchestrator.study.run_directory import open_run_directory
 from batchscout.orchestrator.study.trial import Proposal
@@ -160,3 +162,17 @@ def test_what_a_constructor_has_started_ends_with_find_and_what_a_notebook_has_s
         for number in descended_from(tmp_path):
             os.kill(number, signal.SIGKILL)
         notebook.communicate()
+
+
+def test_a_refusal_names_the_arguments_of_the_call_and_no_option_of_the_command_line(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").write_text("x")
+    begun(where := tmp_path / "begun", subject())
+    for said in (refused(full, subject()), refused(where, subject(), sample_budget=77)):
+        assert "another run_dir" in said
+        assert "--" not in said
+    for typed, called in IN_PYTHON.items():
+        assert in_python(f"fix it, and {typed}") == f"fix it, and {called}"
+        name = called.split("=")[0]
+        assert name.startswith("call ") or name in inspect.signature(batchscout.find).parameters

@@ -15,7 +15,7 @@ from batchscout.trainers.config import call_target, resolve
 from batchscout.trainers.criteria import IGNORED_TARGET, MeanLoss
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
-from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, raised_text, users_frame
+from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, SourceFault, raised_text, users_frame
 from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, seeded
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
@@ -135,6 +135,8 @@ def _fault_of(loss: MeanLoss, module: nn.Module, train_set: SampleSet) -> Fault 
         return not_adding_up(module, loss_function(loss), train_set, torch.device("cpu"))
     except LossFault as fault:
         return fault
+    except SourceFault:
+        raise
     except Exception as error:  # of the user's loss
         place, line = users_frame(error)
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from batchscout.trainers.errors import LossFault
+from batchscout.trainers.errors import LossFault, SourceFault
 from batchscout.trainers.sources.held_out import EVERY_TENTH
 from batchscout.trainers.sources.kinds import LIGHTNING, is_lightning_trainer, is_overridden, library_of
 from batchscout.trainers.sources.lightning_fit import Fit, num_batches
@@ -63,13 +64,28 @@ class OfLightning(TakesBatch):
 
     def forward(self, batch: Any) -> Any:
         step: Any = self.inner.training_step
-        returned = step(batch, self.batch_idx) if self._takes_number else step(batch)
+        try:
+            returned = step(batch, self.batch_idx) if self._takes_number else step(batch)
+        except RuntimeError as error:
+            if not _misses_its_trainer(self.inner, error):
+                raise
+            name = type(self.inner).__name__
+            raise SourceFault(
+                f"{name}.training_step reads self.trainer, and none is attached in a study's runs, which are no fit; give {name} what it needs "
+                "of it as an argument, such as the number of epochs"
+            ) from error
         if returned is None:
             raise LossFault(
                 f"{type(self.inner).__name__}.training_step returned None, which skips a batch there; return the loss, here every "
                 "batch counts"
             )
         return returned
+
+
+def _misses_its_trainer(module: Any, error: RuntimeError) -> bool:
+    """True if Lightning raised it where the module's Trainer was asked for."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code is type(module).trainer.fget.__code__
 
 
 def _not_logged(*args: object, **kwargs: object) -> None:

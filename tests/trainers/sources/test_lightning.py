@@ -260,9 +260,17 @@ def several_loaders() -> Any:
     return Module(), Several()
 
 
+def asks_its_trainer_in_a_step() -> Any:
+    def training_step(self: Module, batch: Any, batch_idx: int) -> Any:
+        return Module.training_step(self, batch, batch_idx) * self.trainer.max_epochs
+
+    return with_hook(training_step=training_step), Data(), trainer(max_epochs=2)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
+        (asks_its_trainer_in_a_step, r"^Hooked.training_step reads self.trainer, .*; give Hooked what it needs of it as an arg"),
         (with_two_optimizers, "configure_optimizers returned 2 optimizers, and a study changes the learning rate of one; return a single"),
         (clipped_by_value, r"clips each number of the gradient at 1 \(gradient_clip_algorithm: value\), and a study clips the norm"),
         (in_half, "the Trainer's precision is bf16-true, and a study takes 32, 32-true, bf16, bf16-mixed, 16, 16-mixed; choose"),
