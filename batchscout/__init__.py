@@ -52,11 +52,10 @@ def find(
     quiet: bool = False,
     **keys: Any,
 ) -> Study:
-    """Run a study of these objects, or resume it. Raises ValueError for bad input. model: a module, whose weights every
-    run starts from, or what makes one. train, val: data sets or DataLoaders. loss: as in study files; or
-    loss(module, batch) -> (loss_sum, num_targets); None if the module returns these. Or: lightning makes (model,
-    loaders or datamodule[, Trainer]), transformers a Trainer; script: a command. fresh, retry_failed, keep_finished:
-    as for `batchscout run`. keys: of study files.
+    """Run a study of these objects, or resume it; ValueError for bad input. model: a module, whose weights all runs
+    start from, or what makes one. train, val: data sets or DataLoaders. loss: as in study files, or loss(module,
+    batch) -> (loss_sum, num_targets), or None if the module returns these. lightning: makes (model, loaders or
+    datamodule[, Trainer]); transformers: a Trainer; script: a command. keys: of study files; others: of `run`.
     """
     from batchscout.orchestrator.environment import fit_environment, importing_ray
     from batchscout.trainers.descendants import ending_what_is_started
