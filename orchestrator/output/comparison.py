@@ -15,6 +15,7 @@ from batchscout.orchestrator.output.report.setting import setting
 from batchscout.orchestrator.output.report.tables import config_text
 from batchscout.orchestrator.output.rows import labelled_lines, table_lines
 from batchscout.orchestrator.output.shown import Terminal, shown
+from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.terminal import printable
 from batchscout.orchestrator.units import bytes_text
@@ -150,14 +151,28 @@ def agreement(first: Side, second: Side) -> str:
         if one.learning_rate != other.learning_rate
         else f"the learning rate stays {one.learning_rate:.3g}"
     )
-    return f"The answer differs: {batch}, {rate}. {_doubt(one, other)}".strip()
+    doubt = _doubt_of_batches(one, other) or _doubt_of_rates(first, second, one, other)
+    return f"The answer differs: {batch}, {rate}. {doubt}".strip()
 
 
-def _doubt(one: Recommendation, other: Recommendation) -> str:
+def _doubt_of_batches(one: Recommendation, other: Recommendation) -> str:
     """Return why the difference of the batches need not mean anything; nothing where it does."""
     batches = {one.effective_batch_size, other.effective_batch_size}
     open_in_both = batches <= {*one.undecided_between} and batches <= {*other.undecided_between}
     return "Neither study could tell these two batches apart." if len(batches) == 2 and open_in_both else ""
+
+
+def _doubt_of_rates(first: Side, second: Side, one: Recommendation, other: Recommendation) -> str:
+    """Return the same of the learning rates of one batch, where both lie in where either study found the best of that batch."""
+    rates = (one.learning_rate, other.learning_rate)
+    if one.effective_batch_size != other.effective_batch_size or rates[0] == rates[1] or one.real_run or other.real_run:
+        return ""
+    for side in (first, second):
+        findings = trained(side.study)
+        best = findings.of_batch(one.effective_batch_size) if findings else None
+        if best is None or not all(best.learning_rate_low <= rate <= best.learning_rate_high for rate in rates):
+            return ""
+    return "Neither study could tell these two learning rates apart."
 
 
 def _answers(side: Side) -> dict[str, JsonValue]:

@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from batchscout.orchestrator.output.comparison import Side, agreement, compared, keys_of, labels, print_comparison
+from batchscout.orchestrator.output.comparison import (
+    Side,
+    agreement,
+    compared,
+    keys_of,
+    labels,
+    print_comparison,
+    read_sides,
+)
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.report.comparison import comparison
+from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.study.events import FactsRead
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
@@ -44,6 +53,18 @@ def test_a_change_that_neither_study_could_decide_is_no_finding() -> None:
     assert "Neither study could tell these two batches apart" in agreement(side("a", one), side("b", other))
     decided = replace(other, undecided_between=())
     assert "Neither" not in agreement(side("a", one), side("b", decided))
+
+
+def test_learning_rates_that_neither_study_could_tell_apart_are_no_finding() -> None:
+    run = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
+    recorded, _ = read_sides(run, Path(__file__).parents[1] / "golden" / "quickstart")
+    assert recorded.recommendation is not None
+    findings = trained(recorded.study)
+    best = findings.of_batch(recorded.recommendation.effective_batch_size) if findings else None
+    assert best is not None
+    for rate, is_open in ((best.learning_rate_low, True), (2 * best.learning_rate_high, False)):
+        other = replace(recorded, recommendation=replace(recorded.recommendation, learning_rate=rate))
+        assert ("tell these two learning rates apart" in agreement(recorded, other)) is is_open
 
 
 def test_a_study_without_an_answer_is_named() -> None:

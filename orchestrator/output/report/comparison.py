@@ -85,7 +85,11 @@ def _batches(first: Side, second: Side) -> list[Figure]:
         return []
     x_axis = Axis("effective batch, samples", log=True, ticks=tuple(sorted(batches)))
     caption = "What each batch comes to at equal cost and its own best learning rate, with its 90 % interval."
-    return [Figure("batches", x_axis, Axis("validation loss, or seconds to the target"), series, caption)]
+    scores = {
+        "seconds to the target loss" if one.config.objective == "target" else "validation loss"
+        for one in (first, second)
+    }
+    return [Figure("batches", x_axis, Axis(" and ".join(sorted(scores))), series, caption)]
 
 
 def _by_batch(side: Side, colour: int) -> Series:
