@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import best_so_far, loss_curves, with_deviation
@@ -20,6 +21,8 @@ from batchscout.orchestrator.stages.figures import (
     Mark,
     names_of,
 )
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
@@ -114,6 +117,22 @@ def test_a_caption_names_no_mark_and_no_line_that_is_not_drawn(run: Path) -> Non
                 "Pareto front": any(series.label == "Pareto front" for series in figure.series),
             }
             assert {look: look in figure.caption for look in looks} == looks
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.parent.name + "-" + run.name)
+def test_the_frontiers_chart_has_the_speeds_that_its_sentence_and_its_front_have(run: Path) -> None:
+    config = load_stored_study(run / "study.yaml")
+    study = replay(run / "journal.jsonl", config.name)
+    findings = found(study, FrontierFindings)
+    keys = config.keys_of(Frontier)
+    assert findings is not None
+    assert keys is not None
+    (figure,) = stage_of(keys).figures(StageContext(keys, config, study))
+    drawn = {mark.y for series in figure.series for mark in series.marks if series.label != "Pareto front"}
+    measured = {one.tokens_per_second for one in findings.measured}
+    assert measured <= drawn
+    chosen = [mark.y for series in figure.series for mark in series.marks if mark.kind == "chosen"]
+    assert chosen == [findings.chosen.tokens_per_second]
 
 
 def test_no_interval_of_a_loss_reaches_below_zero_unless_the_loss_does() -> None:

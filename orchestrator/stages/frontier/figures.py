@@ -18,14 +18,13 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
     """Return speed over peak memory, with the limit and the front."""
     findings, trials = found(context.study, FrontierFindings), context.trials()
     limit = (findings and findings.limit_bytes) or context.limit_bytes()
-    winner = findings.winner if findings else None
     by_mode: dict[str, list[Trial]] = {}
     for trial in trials:
         if trial.proposal.control:  # of the loss, at a batch that is no operating point
             continue
         by_mode.setdefault(_mode_text(trial, trials), []).append(trial)
     series = [
-        _mode_series(mode, by_mode[mode], CATEGORIES[i % len(CATEGORIES)], limit, winner)
+        _mode_series(mode, by_mode[mode], CATEGORIES[i % len(CATEGORIES)], limit, findings)
         for i, mode in enumerate(by_mode)
     ]
     front, kinds = _front(findings), {mark.kind for one in series for mark in one.marks}
@@ -103,13 +102,15 @@ def _mode_text(trial: Trial, trials: list[Trial]) -> str:
     return ", ".join(parts)
 
 
-def _mode_series(label: str, trials: list[Trial], colour: int, limit: int | None, winner: str | None) -> Series:
+def _mode_series(
+    label: str, trials: list[Trial], colour: int, limit: int | None, findings: FrontierFindings | None
+) -> Series:
     """Return a mark for each size that fitted, from all its trials, and at the limit a cross for the sizes that did
     not."""
     by_size: dict[int, list[Trial]] = {}
     for trial in trials:
         by_size.setdefault(trial.config.micro_batch_size, []).append(trial)
-    marks = [mark for size in sorted(by_size) if (mark := _size_mark(by_size[size], winner))]
+    marks = [mark for size in sorted(by_size) if (mark := _size_mark(by_size[size], findings))]
     failed = [size for size in sorted(by_size) if all(t.state is TrialState.OUT_OF_MEMORY for t in by_size[size])]
     if failed and limit:
         marks.append(Mark(float(limit), marks[-1].y if marks else 0.0, kind="cross"))
@@ -117,9 +118,9 @@ def _mode_series(label: str, trials: list[Trial], colour: int, limit: int | None
     return Series(label, tuple(marks), colour)
 
 
-def _size_mark(trials: list[Trial], winner: str | None) -> Mark | None:
-    """Return a mark at the size's rate, that of its rounds if it was timed, and its highest memory; None if it did not
-    run."""
+def _size_mark(trials: list[Trial], findings: FrontierFindings | None) -> Mark | None:
+    """Return a mark at the size's rate, as the stage found it or, before that, by its rounds if it was timed, and its highest memory; None if
+    it did not run."""
     ran = [
         trial
         for trial in trials
@@ -132,6 +133,9 @@ def _size_mark(trials: list[Trial], winner: str | None) -> Mark | None:
     rounds = [trial for trial in ran if trial.proposal.round is not None]
     rates = [trial.measured("tokens_per_second") for trial in rounds or ran]
     memory = max(trial.measured("peak_memory_bytes") for trial in ran)
-    kind = "chosen" if any(trial.id == winner for trial in trials) else "point"
-    size = str(ran[0].config.micro_batch_size)
-    return Mark(memory, statistics.median(rates), size, kind, low=min(rates), high=max(rates))
+    config = ran[0].config
+    points = findings.measured if findings else ()
+    same = (one for one in points if (one.mode, one.micro_batch_size) == (mode_of(config), config.micro_batch_size))
+    rate = next((one.tokens_per_second for one in same), statistics.median(rates))
+    kind = "chosen" if findings and any(trial.id == findings.winner for trial in trials) else "point"
+    return Mark(memory, rate, str(config.micro_batch_size), kind, low=min(rate, *rates), high=max(rate, *rates))
