@@ -196,7 +196,8 @@ def _drawable(series: Series, x_axis: Axis, y_axis: Axis) -> Series:
 
 
 def _fits(value: float, axis: Axis) -> bool:
-    return math.isfinite(value) and (value > 0 or not axis.log) and (axis.top is None or value <= axis.top)
+    is_between = (axis.bottom is None or value >= axis.bottom) and (axis.top is None or value <= axis.top)
+    return math.isfinite(value) and (value > 0 or not axis.log) and is_between
 
 
 def _values(figure: Figure, series: Sequence[Series], name: Literal["x", "y"]) -> list[float]:

@@ -89,7 +89,8 @@ class Axis:
     unit: float = 1.0
     """Round numbers are multiples of it."""
     top: float | None = None
-    """Values above it are not shown."""
+    bottom: float | None = None
+    """Values above the one and below the other are not shown."""
 
     def told(self, value: float) -> str:
         """Return what is told of a value under the pointer and in a table."""

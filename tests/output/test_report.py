@@ -442,6 +442,16 @@ def test_a_tick_says_its_value_and_no_two_say_the_same(low: float, high: float) 
     assert all(float(text) == pytest.approx(tick, abs=1e-9 * high) for tick, text in told.items())
 
 
+def test_an_interval_that_leaves_the_axis_does_not_flatten_what_lies_on_it() -> None:
+    def texts(axis: Axis) -> str:
+        far = Mark(2, -0.1, low=-70.0, high=0.2)
+        return " ".join(plot(Figure("f", Axis("x"), axis, (Series("", (Mark(1, 0.3), far)),))).itertext())
+
+    assert "-60" in texts(Axis("y"))
+    assert "-60" not in texts(Axis("y", bottom=-1.0))
+    assert "0.2" in texts(Axis("y", bottom=-1.0))
+
+
 def test_shares_and_lists_as_people_read_them() -> None:
     assert [share_text(share) for share in (0.049, 0.0999, 0.487)] == ["4.9%", "10%", "49%"]
     assert [listed(some, "or") for some in ((4,), (4, 8), (4, 8, 16))] == ["4", "4 or 8", "4, 8 or 16"]

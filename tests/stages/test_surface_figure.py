@@ -52,6 +52,15 @@ def test_every_run_that_came_to_something_is_on_it_and_the_recommended_one_is_ri
             assert all(one in told[trial.config.effective_batch_size, trial.config.learning_rate] for one in own)
 
 
+def test_what_a_choice_may_lose_many_times_over_is_cut_and_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most_lost, is_cut in ((-10.0, False), (-0.1, True)):
+        monkeypatch.setattr("batchscout.orchestrator.stages.train.surface_figure.MOST_LOST", most_lost)
+        (against,) = [one for one in surface_figures(context_of()) if one.name == "differences"]
+        marks = [mark for series in against.series for mark in series.marks]
+        assert (against.y.bottom is not None, "goes on below" in against.caption) == (is_cut, is_cut)
+        assert all(against.y.bottom is None or mark.y >= against.y.bottom for mark in marks), "no point is left out"
+
+
 def test_each_batch_has_its_best_rate_with_an_interval_around_it(figure: Figure) -> None:
     best = next(series for series in figure.series if series.label == "best rate")
     assert [mark.x for mark in best.marks] == sorted({float(tick) for tick in figure.x.ticks})

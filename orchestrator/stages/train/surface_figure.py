@@ -71,6 +71,10 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
     ]
 
 
+MOST_LOST = -1.0
+"""Twice the training time. Intervals that reach further down would flatten all that lies near the zero line."""
+
+
 def _differences(context: StageContext[Train], surface: Surface) -> Figure:
     """Return what the choice saves against every batch at its best rate, and against the user's own setting.
 
@@ -94,17 +98,20 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
     told = f"learning rate {chosen.learning_rate:.3g}; P(best) of its batch {p_best[chosen.effective_batch_size]:.2f}"
     choice = Mark(chosen.effective_batch_size, 0.0, "the choice", "chosen", told=told)
     its_own = mark(yours.effective_batch_size, surface.at(yours), f"learning rate {yours.learning_rate:.3g}")
+    marks = (*best, its_own)
+    bottom = min(MOST_LOST, *(1.2 * one.y for one in marks))
+    is_cut = any(one.low is not None and one.low < bottom for one in marks)
     return Figure(
         "differences",
         Axis("effective batch, samples", log=True, ticks=tuple(float(one) for one in surface.coordinates.batches)),
-        Axis(f"{what} that the choice saves", _share_text),
+        Axis(f"{what} that the choice saves", _share_text, bottom=bottom if is_cut else None),
         (
             Series("", (choice,), joined=False),
             Series("at its best rate", best, OTHERS_COLOUR, joined=False),
             *([Series("your own setting", (its_own,), BASELINE_COLOUR, joined=False)] if yours != chosen else []),
         ),
         f"The share of the {what} to the loss of each that the choice saves, with the 90 % interval, by the surface through all runs. "
-        "Where an interval crosses the zero line, the two cannot be told apart.",
+        f"Where an interval crosses the zero line, the two cannot be told apart.{' One that reaches the bottom goes on below it.' if is_cut else ''}",
         (Line(0.0, ""),),
         width=540,
         height=300,
