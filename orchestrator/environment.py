@@ -246,7 +246,12 @@ def fit_environment() -> Iterator[None]:
 
 
 def launcher_text(names: Sequence[str]) -> str:
-    return f"not used are {', '.join(names)}, by which a launcher tells its ranks who they are: a study has ranks of its own"
+    own = "a study has ranks of its own (world_size)"
+    if "ACCELERATE_MIXED_PRECISION" in names:
+        own += ", and trains in its own precision: to train as under the launcher, set it in the study file (precision: bfloat16)"
+    return (
+        f"not used are {', '.join(names)}, by which a launcher tells its ranks who they are and how they train: {own}"
+    )
 
 
 @contextlib.contextmanager

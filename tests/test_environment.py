@@ -16,6 +16,7 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.environment import (
     Environment,
     fit_environment,
+    launcher_text,
     observed_environment,
     obstacles,
     obstacles_here,
@@ -153,6 +154,11 @@ def test_whoever_calls_find_has_its_launchers_settings_back_afterwards(monkeypat
     with fit_environment():
         assert os.environ.keys() == before.keys() - LAUNCHED.keys()
     assert dict(os.environ) == before
+
+
+def test_whoever_trained_in_a_launchers_precision_is_told_where_a_study_has_its_own() -> None:
+    assert "precision" not in launcher_text(["RANK"])
+    assert "(precision: bfloat16)" in launcher_text(["ACCELERATE_MIXED_PRECISION"])
 
 
 def test_this_process_is_launched_in_nothing_of_it() -> None:

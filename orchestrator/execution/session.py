@@ -292,6 +292,7 @@ def reachable_address(typed: str) -> str:
         raise ValueError(
             f"{named} is not of the form host:port; give the head's address (6379 is Ray's default port), run on a node of the cluster with "
             "--address auto, or leave --address out to use this machine alone"
+            + ("; or unset RAY_ADDRESS" if typed == "auto" else "")
         )
     try:
         socket.create_connection(where, timeout=SECONDS_TO_CONNECT).close()
@@ -323,7 +324,7 @@ def _named_address(typed: str) -> tuple[str, str]:
     if typed != "auto":
         return typed, f"--address {typed}"
     if variable := os.environ.get("RAY_ADDRESS"):
-        return variable, f"RAY_ADDRESS, {variable}, which --address auto takes"
+        return variable, f"RAY_ADDRESS={variable} (--address auto)"
     try:
         found = address_of_auto()
     except ConnectionError as error:

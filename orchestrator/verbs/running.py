@@ -71,8 +71,10 @@ def _clock(doing: str, began: float, left: str = "", *, redirect: bool = True) -
 @fit_environment()
 def run(arguments: argparse.Namespace) -> int:
     """Run the study, or go on with it; ends with a recommendation."""
-    began, told = time.monotonic(), list[str]()
+    from batchscout.orchestrator.execution.code_shipping import import_from_here, refuse_hidden_packages
 
+    began, told = time.monotonic(), list[str]()
+    refuse_hidden_packages()  # before a script is watched that `from` names
     left = ", the time left is not known yet"
     with _clock(f"reading {arguments.study}", began, left):
         config = config_of(arguments, told.append)
@@ -81,7 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
         importing_ray(),
         interrupts_afterwards(),
     ):  # the libraries' own code, half imported
-        from batchscout.orchestrator.execution.code_shipping import import_from_here
         from batchscout.orchestrator.output.shown import Terminal, print_answer
         from batchscout.orchestrator.output.tracking import how_to_look
         from batchscout.orchestrator.run import run_study
@@ -124,11 +125,12 @@ def run(arguments: argparse.Namespace) -> int:
 @fit_environment()
 def trial(arguments: argparse.Namespace) -> int:
     """Run one training run in this process, without Ray: for a debugger."""
-    config = config_of(arguments)
     from batchscout.orchestrator.execution.code_shipping import import_from_here
-    from batchscout.orchestrator.trial import run_trial
 
     import_from_here()
+    config = config_of(arguments)
+    from batchscout.orchestrator.trial import run_trial
+
     # Not the study's own directory, which `run` wants empty.
     where = on_this_machine(arguments.dir or Path("runs") / f"{config.name}-trial", "batchscout trial")
     return run_trial(config, where.absolute())

@@ -140,7 +140,7 @@ def test_an_address_at_which_nothing_listens_is_refused_at_once(
         monkeypatch.setenv("RAY_ADDRESS", typed)
         typed = "auto"
     began = time.monotonic()
-    with pytest.raises(ValueError, match=rf"nothing answers at {by}.? 127.0.0.1:{port}.*refused.*; ") as refused:
+    with pytest.raises(ValueError, match=rf"nothing answers at {by}.127.0.0.1:{port}.*refused.*; ") as refused:
         reachable_address(typed)
     assert time.monotonic() - began < SECONDS_TO_CONNECT
     assert ("unset RAY_ADDRESS" in str(refused.value)) == (by == "RAY_ADDRESS")
@@ -162,7 +162,7 @@ def test_an_address_of_another_form_is_told_which_one_is_wanted(typed: str, monk
         reachable_address(typed)
     monkeypatch.setenv("RAY_ADDRESS", typed)
     with pytest.raises(
-        ValueError, match=f"RAY_ADDRESS, {typed}, which --address auto takes is not of the form host:port"
+        ValueError, match=rf"RAY_ADDRESS={typed} .* is not of the form host:port; .*; or unset RAY_ADDRESS$"
     ):
         reachable_address("auto")
 

@@ -72,6 +72,12 @@ class HostMemory:
             return
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         base = self.idle_bytes() if idle_bytes is None else idle_bytes
+        if hard != resource.RLIM_INFINITY and hard < base + limit_bytes:
+            raise ValueError(
+                f"a process may have {hard >> 20:,} MiB of data here (ulimit -Hd), and memory_limit asks for {limit_bytes >> 20:,} MiB beside the "
+                f"{base >> 20:,} MiB that a rank has when idle; remove the limit where the study, or Ray on this node, is started (ulimit -d "
+                "unlimited), or lower memory_limit"
+            )
         with _small_stacks():
             resource.setrlimit(resource.RLIMIT_DATA, (base + limit_bytes, hard))
             try:

@@ -413,3 +413,21 @@ def test_a_librarys_new_threads_do_not_use_up_the_limit(small_laws: dict[str, An
     inside, after = small_laws["threads"]
     assert inside < 4 * 1.5 * MIB, "and what the heap grows by meanwhile"
     assert after > 4 * 4 * MIB, "of eight at most four got a small stack that was left"
+
+
+def held_under_a_hard_limit() -> str:
+    resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + 200 * MIB,) * 2)
+    with HostMemory().held_to(100 * MIB):
+        pass
+    try:
+        with HostMemory().held_to(300 * MIB):
+            return "held"
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_limit_of_the_system_below_that_of_the_study_is_named_with_how_it_is_removed() -> None:
+    finding, remedy = in_fresh_process(held_under_a_hard_limit).split("; ")
+    assert "(ulimit -Hd)" in finding
+    assert "memory_limit asks for 300 MiB" in finding
+    assert "ulimit -d unlimited" in remedy
