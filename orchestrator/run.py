@@ -443,7 +443,7 @@ def _read_machine(driver: Driver, lanes: Lanes) -> None:
     """Journal once on what the study is run, and with which versions, for whoever reads its report."""
     if driver.journal.study.facts.versions is None:
         numbers = {library: version(library) for library in ("batchscout", "torch", "ray")}
-        versions, first = {"python": platform.python_version(), **numbers}, lanes.first()
+        versions, first = {"python": platform.python_version(), **numbers}, lanes.first(driver.journal.raise_if_lost)
         facts = Facts(device=first.device or None, measured_on=first.hardware, versions=versions)
         driver.journal.append(FactsRead(facts=facts))
 
@@ -461,7 +461,7 @@ def _tell_of_lost_lanes(driver: Driver, lanes: Lanes) -> None:
 
 def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     """Return what earlier studies measured on the device that this one's lanes have."""
-    first = lanes.first()
+    first = lanes.first(driver.journal.raise_if_lost)
     shared = identity(driver.config, driver.journal.study.facts, first)
     file, take_none = cache_directory() / "measurements.jsonl", driver.options.remeasure or not first.device
     with heard_by(functools.partial(_tell, driver)):

@@ -38,6 +38,7 @@ from batchscout.orchestrator.study.storage.marker import RunMarker
 # How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how
 # long once its controller has been ended.
 SECONDS_TO_CLOSE, SECONDS_TO_GO_HOME, SECONDS_TO_END = 10, 30, 10
+SECONDS_BETWEEN_LOOKS = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,12 @@ class Lanes:
     fleet: Fleet | None = None
     """What opens and releases them, where nodes come and go; None: they are all open from the beginning."""
 
-    def first(self) -> FirstLane:
-        """Wait for the first lane, and return what it runs on."""
-        return ray.get(self.dispatcher.first_lane.remote())
+    def first(self, meanwhile: Callable[[], object] = lambda: None) -> FirstLane:
+        """Wait for the first lane, and return what it runs on. meanwhile: is called again and again until it is there."""
+        answer = self.dispatcher.first_lane.remote()
+        while not ray.wait([answer], timeout=SECONDS_BETWEEN_LOOKS)[0]:
+            meanwhile()
+        return ray.get(answer)
 
     def given_up(self) -> list[str]:
         """Return why lanes were given up so far."""

@@ -43,7 +43,11 @@ from batchscout.orchestrator.execution.ray_private.connection import (
     uploading_nothing,
     without_its_errors,
 )
-from batchscout.orchestrator.execution.ray_private.environment import DRIVER_ENVIRONMENT, RANK_ENVIRONMENT
+from batchscout.orchestrator.execution.ray_private.environment import (
+    DRIVER_ENVIRONMENT,
+    LANE_ENVIRONMENT,
+    RANK_ENVIRONMENT,
+)
 from batchscout.orchestrator.execution.ray_private.tune import forward_no_keys
 from batchscout.orchestrator.signals import interrupts_afterwards, left_if_stuck
 from batchscout.orchestrator.study.messages import Device
@@ -118,6 +122,8 @@ def _watched_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextM
 
 def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:
     """Call ray.init as a study needs it: quiet, no dashboard of its own, and the environment that its workers need."""
+    ours = DRIVER_ENVIRONMENT | LANE_ENVIRONMENT | {"RAY_CLIENT_MODE": "0"}  # the last is set by Ray's own import
+    of_the_user = {name: value for name, value in os.environ.items() if ours.get(name) != value}
     for name, value in DRIVER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     environment = runtime_env(address, run_dir, absolute_paths(config.data.kwargs))
@@ -125,12 +131,12 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
     forward_no_keys()
     with interrupts_afterwards(), sigterm_left_alone():
         if address is None:
-            _start_local_cluster(environment, options)
+            _start_local_cluster(environment, options, settings_to_suspect(of_the_user))
         else:
             _connect(address, environment, options)
 
 
-def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any]) -> None:
+def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any], suspects: str) -> None:
     protect_local_cluster()
     options |= files_in(private_folder())
     # The environment is inherited and not in the runtime_env, so that Ray can give the study processes that wait idle.
@@ -139,20 +145,21 @@ def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any]) -
         loopback_only(),
         uploading_nothing(),
         without_its_errors(),
-        _start_told(),
+        _start_told(suspects),
     ):
         ray.init("local", runtime_env=environment, include_dashboard=False, **options)
 
 
 @contextlib.contextmanager
-def _start_told() -> Iterator[None]:
-    """Say what it means that Ray gives up a start: after half a minute, which it cannot be told to lengthen."""
+def _start_told(suspects: str) -> Iterator[None]:
+    """Say what it means that Ray gives up a start: after half a minute, which it cannot be told to lengthen. suspects: the user's settings
+    that may be to blame, in words."""
     try:
         yield
     except Exception as error:
         if type(error) is not Exception:  # what Ray raises then has no class of its own
             raise
-        seen = [told for told in (settings_to_suspect(os.environ), logs_told()) if told]
+        seen = [told for told in (suspects, logs_told()) if told]
         raise ValueError(
             f"Ray did not start on this machine: {str(error).splitlines()[0]} It gives up after half a minute, as it does where the machine is "
             f"busy or short of memory; {'; '.join([*seen, 'run the same command again when there is room'])}"

@@ -10,6 +10,7 @@ import pytest
 
 from batchscout.orchestrator.execution import lanes
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
+from batchscout.orchestrator.study.state import Halted
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -41,3 +42,14 @@ def test_a_lane_that_waits_for_room_outlives_no_study(
             time.sleep(0.1)
     assert len(keepers) == 2
     assert not any(keeper.is_alive() for keeper in keepers)
+
+
+def test_whoever_waits_for_a_lane_that_finds_no_room_hears_that_the_study_is_lost(tmp_path: Path) -> None:
+    """Its directory may be gone: without a lane there is no trial, and nothing is journaled that would find that out."""
+    shape = LaneShape(num_lanes=1, world_size=1, cpus_per_rank=NUM_CPUS_OF_NOBODY, use_gpu=False)
+
+    def raise_if_lost() -> None:
+        raise Halted("the directory is gone")
+
+    with lanes.open_lanes(shape, lanes.Workplace(tmp_path), print) as opened, pytest.raises(Halted):
+        opened.first(raise_if_lost)

@@ -26,6 +26,7 @@ from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node, cho
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.execution.nodes.room import at_most
 from batchscout.orchestrator.execution.ray_private.connection import SECONDS_TO_CONNECT
+from batchscout.orchestrator.execution.ray_private.environment import DRIVER_ENVIRONMENT, RANK_ENVIRONMENT
 from batchscout.orchestrator.execution.session import (
     allocator_environment,
     lane_environment,
@@ -84,8 +85,11 @@ def test_a_start_that_ray_gives_up_is_told_with_the_remedy(monkeypatch: pytest.M
     monkeypatch.setattr(ray, "init", too_slow)
     monkeypatch.setenv("RAY_BACKEND_LOG_LEVEL", "debug")
     told = r"^Ray did not start on this machine: The current node timed out.*RAY_BACKEND_LOG_LEVEL.*run the same command again"
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=told) as raised:
         start_ray(parse_study(ON_TEXT, "it"), None, tmp_path)
+    assert not [
+        name for name in (*DRIVER_ENVIRONMENT, *RANK_ENVIRONMENT, "RAY_AUTH_TOKEN") if name in str(raised.value)
+    ]
 
 
 def test_no_study_waits_for_more_nodes_than_there_may_be() -> None:
