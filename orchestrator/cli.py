@@ -69,7 +69,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def _exit_code(arguments: argparse.Namespace) -> int:
     sys.excepthook = show_exception
     try:
-        _refuse_lost_directory()
+        if lost := _lost_directory():
+            raise ValueError(lost)
         return arguments.verb(arguments)
     except SystemExit as error:  # no verb ends so by itself: the user's code would end the program without a word
         said = f"batchscout: the study's own code {exit_text(error)}; fix the reason, here:"
@@ -82,6 +83,11 @@ def _exit_code(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"batchscout: {printable(str(error))}", file=sys.stderr)
         return 2
+    except FileNotFoundError:  # any library may ask where it is, Ray's start among them
+        if not (lost := _lost_directory()):
+            raise
+        print(f"batchscout: {lost}, and run the same command again", file=sys.stderr)
+        return 1
     except StorageLost as error:
         print(f"batchscout: {printable(str(error))}; fix that, and run the same command again", file=sys.stderr)
         return 1
@@ -90,12 +96,13 @@ def _exit_code(arguments: argparse.Namespace) -> int:
         return 130
 
 
-def _refuse_lost_directory() -> None:
-    """Raise ValueError where this process is in a directory that is gone: every path is looked for from there."""
+def _lost_directory() -> str:
+    """Return, in words, that this process is in a directory that is gone, from where every path is looked for; empty where it is not."""
     try:
         os.getcwd()
     except OSError as error:
-        raise ValueError(f"the current directory is gone ({error.strerror}); cd to one that is there") from error
+        return f"the current directory is gone ({error.strerror}); cd to one that is there"
+    return ""
 
 
 def _parser() -> argparse.ArgumentParser:

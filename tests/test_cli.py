@@ -578,6 +578,32 @@ def test_a_directory_that_is_gone_is_named_by_every_verb(verb: str) -> None:
     assert (done.returncode, done.stderr) == (2, said)
 
 
+REMOVED_MEANWHILE = """
+import os, sys
+from pathlib import Path
+from batchscout.orchestrator import cli
+
+def plan(arguments):  # as somebody may, while Ray starts
+    os.rmdir(os.getcwd())
+    os.path.abspath(os.curdir)
+
+sys.argv = ["batchscout", "plan", "study.yaml"]
+cli.plan = plan
+cli.program()
+"""
+
+
+def test_a_directory_that_is_removed_while_a_library_asks_where_it_is_is_told_in_one_line(tmp_path: Path) -> None:
+    (folder := tmp_path / "removed").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", REMOVED_MEANWHILE], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert "the current directory is gone" in done.stderr
+    assert "cd to one that is there, and run the same command again" in done.stderr
+
+
 def test_a_terminal_that_lacks_a_letter_hides_no_result(run_dir: Path, tmp_path: Path) -> None:
     """As with LC_ALL=en_US.ISO-8859-1 or PYTHONIOENCODING=ascii."""
     named = run_dir.rename(tmp_path / "Pr\u00fcfung")
