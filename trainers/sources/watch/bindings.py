@@ -110,8 +110,9 @@ def _by_next(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
 
 
 def _calls(code: LossCode) -> list[ast.Assign]:
-    """Return the assignments of a call's value to names that the loss reads, which it makes itself first."""
-    wanted = roots_of(code.inputs) | {name for one in code.statements for name in names_set(one)}
+    """Return the assignments of a call's value to names that the loss reads, which it makes itself first: within `try`, too."""
+    made = (one for statement in code.statements for one in (statement, *walk_own(statement)))
+    wanted = roots_of(code.inputs).union(*(names_set(one) for one in made if isinstance(one, ast.stmt)))
     found = [one for one in code.assignments if isinstance(one.value, ast.Call) and names_set(one) & wanted]
     return sorted(found, key=lambda one: one not in code.statements)
 

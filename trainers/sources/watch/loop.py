@@ -44,7 +44,7 @@ class Loop:
 
     @property
     def optimizer(self) -> Optimizer:
-        return self.seen.steps[0].optimizer
+        return self.seen.optimizer
 
     @property
     def place(self) -> Place:

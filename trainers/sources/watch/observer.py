@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader
 from batchscout.trainers.criteria import IGNORED_TARGET
 from batchscout.trainers.sources.having import having
 from batchscout.trainers.sources.kinds import is_lightning_trainer, is_transformers_trainer
+from batchscout.trainers.sources.watch.batches import same_numbers
 from batchscout.trainers.sources.watch.flags import Option, options_of_parser
 from batchscout.trainers.sources.watch.on_import import on_import
 from batchscout.trainers.user_code import is_librarys
@@ -185,6 +186,8 @@ class Seen:
     """The script's own."""
     parts: dict[int, list[nn.Module]] = field(default_factory=dict)
     """All that these consist of, in the order of `modules()`."""
+    together: list[Optimizer] = field(default_factory=list)
+    """Others of the class of the one that steps, which step with it, each for weights of its own."""
     made_with: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """The learning rates that the groups of an optimizer had when it was made, by its id."""
     schedulers: list[LRScheduler] = field(default_factory=list)
@@ -210,11 +213,27 @@ class Seen:
     """In which the module was called."""
     called_with: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
     """Copies of the arguments of the first call of a module that is trained."""
+    same_in_each_step: bool = False
+    """True if a module is called with the same numbers in the second step, too."""
     compiled: bool = False
     options: list[Option] = field(default_factory=list)
     """Of the script's argument parsers, with what it was called with."""
     handed: Any = None
     """What was to be trained elsewhere: a Trainer of transformers, or what Lightning's was called with."""
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """All that take a step."""
+        return (self.steps[0].optimizer, *self.together)
+
+    @functools.cached_property
+    def optimizer(self) -> Optimizer:
+        """The one that steps; of several that step together, one that has the groups of all."""
+        if not self.together:
+            return self.steps[0].optimizer
+        whole = copy.copy(self.steps[0].optimizer)
+        whole.param_groups = [group for one in self.optimizers for group in one.param_groups]
+        return whole
 
 
 @contextlib.contextmanager
@@ -230,7 +249,7 @@ def observed(folder: Path) -> Iterator[Seen]:
         stack.enter_context(on_import(_TRAIN_THEMSELVES, lambda module: observer.stop_at(module, replaced)))
         with contextlib.suppress(Enough):
             yield observer.seen
-    stepped = {id(step.optimizer) for step in observer.seen.steps}
+    stepped = {id(one) for one in (*(step.optimizer for step in observer.seen.steps), *observer.seen.together)}
     observer.seen.other_optimizers = [one for one in observer.optimizers if id(one) not in stepped]
 
 
@@ -252,12 +271,15 @@ class _Observer:
         self._scaled_by = 1.0
         self._in_step: RandomState | None = None
         self._fetched: deque[Fetched] = deque(maxlen=BATCHES_KEPT)
+        self._given: tuple[Any, ...] | None = None
+        """What a module was called with in the first step, until it is compared with that of the second."""
 
     def wrapped(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
         """Return what is called through this observer: the owner, the name, and what is to be put around it."""
         clip = torch.nn.utils.clip_grad
         return [
             (Optimizer, "__init__", self._optimizer_made),
+            (Optimizer, "add_param_group", self._group_added),
             *((kind, "__init__", self._scheduler_made) for kind in (LRScheduler, ReduceLROnPlateau)),
             (DataLoader, "__init__", self._loader_made),
             (DataLoader, "__iter__", self._iterated),
@@ -281,6 +303,14 @@ class _Observer:
             self.seen.made_with[id(optimizer)] = _rates(optimizer)
 
         return made
+
+    def _group_added(self, add: Callable[..., None]) -> Callable[..., None]:
+        def added(optimizer: Optimizer, group: dict[str, Any]) -> None:
+            add(optimizer, group)
+            if id(optimizer) in self.seen.made_with:  # and not while it is made
+                self.seen.made_with[id(optimizer)] += _rates(optimizer)[-1:]
+
+        return added
 
     def _scheduler_made(self, init: Callable[..., None]) -> Callable[..., None]:
         def made(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
@@ -356,10 +386,20 @@ class _Observer:
         if torch.is_autocast_enabled(kind):
             self.seen.autocast = torch.get_autocast_dtype(kind)
         trained = {id(p) for one in self.optimizers for group in one.param_groups for p in group["params"]}
-        if self.seen.backward is None and any(id(p) in trained for p in module.parameters()):
+        if not any(id(p) in trained for p in module.parameters()):
+            return
+        if self.seen.backward is None:
             self._keep(_whole(unwrapped(module), trained))
             if self.seen.called_with is None:
-                self.seen.called_with = copied((args, dict(kwargs)))
+                self.seen.called_with, self._given = copied((args, dict(kwargs))), (*args, *kwargs.values())
+        elif self._given is not None and len(self.seen.steps) == 1:
+            assert self.seen.called_with is not None
+            copies = (*self.seen.called_with[0], *self.seen.called_with[1].values())
+            now, given, self._given = (*args, *kwargs.values()), self._given, None
+            self.seen.same_in_each_step = len(now) == len(given) and all(
+                same_numbers(copy, again) or (again is before and not num_samples_in(again))
+                for before, copy, again in zip(given, copies, now, strict=True)
+            )
 
     def _keep(self, module: nn.Module) -> None:
         if id(module) not in self.seen.modules:
@@ -450,6 +490,9 @@ class _Observer:
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a step, and end the script at the last one that is looked at."""
+        if self.seen.steps and not self._num_backwards and self._is_of_the_same_step(optimizer):
+            self.seen.together.append(optimizer)
+            return
         changed = self._norm is not None and self._scaled_by == 1 and not _close(self._gradient_norm(), self._norm)
         places = frozenset(self._backed_from)
         self.seen.steps.append(Step(optimizer, _rates(optimizer), self._num_backwards, places, changed))
@@ -457,6 +500,14 @@ class _Observer:
         self._backed_from.clear()
         if len(self.seen.steps) >= STEPS:
             raise Enough
+
+    def _is_of_the_same_step(self, optimizer: Optimizer) -> bool:
+        """True of another optimizer of the same class, which takes the same gradient to other weights."""
+        before = self.seen.optimizers
+        ours = {id(p) for one in before for group in one.param_groups for p in group["params"]}
+        return all(type(one) is type(optimizer) and one is not optimizer for one in before) and not any(
+            id(p) in ours for group in optimizer.param_groups for p in group["params"]
+        )
 
     def _end_again(self) -> None:
         """End a script that has caught the end of it, and goes on."""

@@ -36,6 +36,8 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
     if calls_between:
         later = rates_of(schedule, max(0, calls_between * (num_steps - 2)))
         return later and [first, *later[::calls_between]]
+    if len({step.rates for step in seen.steps}) > 1:  # the script sets it beside a schedule that steps by passes
+        return None
     passes = math.ceil(num_steps / steps_per_pass) if steps_per_pass else 0
     later = rates_of(schedule, passes - 1) if passes else None
     return later and [later[min(len(later) - 1, int(step / (steps_per_pass or 1)))] for step in spread(num_steps)]

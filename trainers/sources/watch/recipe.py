@@ -95,7 +95,8 @@ def _taken(loop: Loop, batch: int) -> Iterator[str]:
     )
     parts = f", {loop.num_micro_batches} micro-batches to a step" if loop.num_micro_batches > 1 else ""
     yield f"model: {names}"
-    yield f"optimizer: {type(loop.optimizer).__name__}, {batch} samples a step{parts}"
+    each = f"{len(loop.seen.optimizers)} that step together, " if loop.seen.together else ""
+    yield f"optimizer: {type(loop.optimizer).__name__}, {each}{batch} samples a step{parts}"
     yield f"data: {_of_data(loop)}"
     if loop.loss is not None:
         yield f"loss of a batch (replayed, it gives the loss and the gradient that were seen), from {loop.place.function}:"
@@ -110,7 +111,8 @@ def _base_rates(seen: Seen) -> tuple[float, ...]:
     """Return the rates that are not a step's of a schedule: those of all steps where they do not change, or else those that the optimizer
     was made with."""
     constant = len(seen.steps) > 1 and len({step.rates for step in seen.steps}) == 1
-    return seen.steps[0].rates if constant else seen.made_with[id(seen.steps[0].optimizer)]
+    first = seen.steps[0].rates if constant else seen.made_with[id(seen.steps[0].optimizer)]
+    return (*first, *(rate for one in seen.together for rate in seen.made_with[id(one)]))
 
 
 def _scales_with_gradient(optimizer: Optimizer) -> bool:
@@ -143,6 +145,11 @@ def _told(loop: Loop) -> Iterator[str]:
         yield (
             f"it adds up the gradients of {loop.num_micro_batches} micro-batches, where a study takes their mean: its optimizer divides by the "
             "gradient's size, and what it clips is another"
+        )
+    if loop.seen.together:
+        yield (
+            f"its {len(loop.seen.optimizers)} optimizers step together, and a study has one with the groups of all: its learning rate is that of "
+            "the first, and those of the others keep their ratio to it"
         )
     if loop.seen.compiled:
         yield "torch.compile is the study's to decide"

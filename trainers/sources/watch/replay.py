@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchscout.trainers.sources.watch.batches import Batches, FromLoader
+from batchscout.trainers.errors import NoStudy
+from batchscout.trainers.sources.watch.batches import Batches, FromLoader, FromRows
 from batchscout.trainers.sources.watch.bindings import (
     BATCH,
     Bound,
@@ -88,11 +89,37 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
                 continue
             found = _function(code, place, _counting(bound, counters, _COUNTS[0]))
             factor = _replayed(found, bound, seen)
+            if not isinstance(factor, str) and isinstance(bound.source, FromRows) and not _has_rows(found, bound, seen):
+                reasons.insert(0, _WHOLE)
+                continue
             if not isinstance(factor, str):
                 return LossOfBatch(found.text, found.call, factor, Batches(bound.source, bound.seen), place, code)
             reasons.append(factor)
+    if reasons[:1] == [_WHOLE] or (seen.same_in_each_step and not seen.backward.fetched):
+        raise NoStudy(_WHOLE)
     reason = reasons[0] if reasons else "no loop was found that takes a batch, computes its loss and calls backward"
     return NotReplayed(reason, None if changes else _of_a_loader(seen))
+
+
+_WHOLE = (
+    "it trains on the same data in every step (a whole graph, or all points at once), and its loss is not one of rows that could be taken by "
+    "themselves: they cannot be split into batches, so there is no batch size to choose; have a loader give it parts (of a graph, "
+    "torch_geometric.loader.NeighborLoader)"
+)
+
+
+def _has_rows(made: _Made, bound: Bound, seen: Seen) -> bool:
+    """True if the loss of some of the rows can be computed: what else it reads goes with any of them."""
+    copies, outer = Copies(seen), RandomState.now()
+    try:
+        copies.put_in_use(seen)
+        made.call([one[: len(one) // 2] for one in copy.deepcopy(bound.seen)])
+    except Exception:  # of the script's code, which has only ever had all of them
+        return False
+    finally:
+        give_back(seen, copies.number)
+        outer.put_back()
+    return True
 
 
 def _of_a_loader(seen: Seen) -> Batches | None:

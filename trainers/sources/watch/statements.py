@@ -177,12 +177,14 @@ def _read(node: ast.AST) -> set[str]:
             found.add(name)
         if isinstance(one, ast.AugAssign) and (name := _dotted(one.target)):
             found.add(name)
-    return found - _local_to_comprehensions(node)
+    return found - _local_within(node)
 
 
-def _local_to_comprehensions(node: ast.AST) -> set[str]:
+def _local_within(node: ast.AST) -> set[str]:
+    """Return the names of comprehensions, and of the arguments of functions."""
     targets = [one.target for one in ast.walk(node) if isinstance(one, ast.comprehension)]
-    arguments = {a.arg for one in ast.walk(node) if isinstance(one, ast.Lambda) for a in one.args.args}
+    functions = (one for one in ast.walk(node) if isinstance(one, (*_FUNCTIONS, ast.Lambda)))
+    arguments = {a.arg for one in functions for a in one.args.args}
     return arguments | {name.id for one in targets for name in ast.walk(one) if isinstance(name, ast.Name)}
 
 

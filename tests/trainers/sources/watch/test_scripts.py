@@ -184,6 +184,50 @@ def test_of_two_schedules_that_take_turns_none_is_carried_on(folder: Path) -> No
     assert "cannot be known in advance" in settings_of(loop, None).told[0]
 
 
+def test_a_rate_that_is_set_beside_a_schedule_of_passes_is_not_carried_on(folder: Path) -> None:
+    """A warm-up by hand, whose first group begins above the rate that it was made with; another group was added later."""
+    text = """
+        optimizer = torch.optim.SGD(net[0].parameters(), lr=0.01)
+        optimizer.add_param_group({"params": net[3].parameters(), "weight_decay": 0.1})
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 - epoch / 30)
+        for epoch in range(5):
+            for number, (x, y) in enumerate(train_loader):
+                if (step := number + 10 * epoch) < 20:
+                    for group in optimizer.param_groups: group["lr"] = 0.1 - 0.09 * step / 20
+                optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+            schedule.step()
+    """
+    loop = watched(folder, text)
+    assert keys_of(loop)["optimizer"]["lr"] == 0.01
+    assert "cannot be known in advance" in settings_of(loop, None).told[0]
+
+
+TOGETHER = """
+first, second = torch.optim.Adam(net[0].parameters(), lr=0.01), torch.optim.Adam(net[3].parameters(), lr=0.02, weight_decay=0.0)
+schedules = [{schedules}]
+for epoch in range(5):
+    for x, y in train_loader:
+        first.zero_grad(); second.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        first.step(); second.step()
+        for one in schedules: one.step()
+"""
+LINEAR = "torch.optim.lr_scheduler.LinearLR({of}, 1.0, {to}, 50)"
+
+
+def test_optimizers_of_one_class_that_step_together_are_one_with_the_groups_of_all(folder: Path) -> None:
+    both = ", ".join(LINEAR.format(of=one, to=0.1) for one in ("first", "second"))
+    loop = watched(folder, TOGETHER.format(schedules=both))
+    keys = keys_of(loop)
+    assert (keys["optimizer"]["lr"], keys["optimizer"]["reference_batch_size"], keys["run_samples"]) == (0.01, 6, 300)
+    assert keys["schedule"] != {"type": "constant"}
+    assert any("2 optimizers step together" in one for one in settings_of(loop, None).told)
+    model = model_of(loop)
+    found = param_groups(model)
+    assert [group["lr"] for group in found] == [0.01, 0.02]
+    assert {id(p) for group in found for p in group["params"]} == {id(p) for p in model.parameters()}
+
+
 def test_a_schedule_that_depends_on_the_loss_is_told_and_not_guessed(folder: Path) -> None:
     text = SCHEDULED.format(
         made="torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)", by_step="", by_pass="schedule.step(1.0)"
@@ -229,6 +273,17 @@ FORMS = {
         optimizer, batches = torch.optim.AdamW(net.parameters(), lr=0.01), endless(train_loader)
         for step in range(50):
             x, y = next(batches)
+            loss = F.cross_entropy(net(x), y)
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+    """,
+    "next, and again from the beginning": """
+        optimizer, batches = torch.optim.AdamW(net.parameters(), lr=0.01), iter(train_loader)
+        for step in range(50):
+            try:
+                x, y = next(batches)
+            except StopIteration:
+                batches = iter(train_loader)
+                x, y = next(batches)
             loss = F.cross_entropy(net(x), y)
             optimizer.zero_grad(); loss.backward(); optimizer.step()
     """,
@@ -676,10 +731,31 @@ REFUSED = {
             if number % 5 == 4:
                 second.zero_grad(); net(other(x)).mean().backward(); second.step()
     """,
+    "do not go up and down together": TOGETHER.format(schedules=LINEAR.format(of="first", to=0.1)),
     "step together": """
         first, second = torch.optim.Adam(net[0].parameters()), torch.optim.SGD(net[3].parameters(), lr=0.1)
         for x, y in train_loader:
             F.cross_entropy(net(x), y).backward(); first.step(); second.step()
+    """,
+    "the same data in every step .a whole graph": """
+        near, known = (torch.rand(60, 60) > 0.9).float(), torch.arange(60) < 20
+        optimizer = torch.optim.Adam(net.parameters())
+        def train():
+            optimizer.zero_grad()
+            F.cross_entropy((near @ net(X))[known], Y[known]).backward()
+            optimizer.step()
+        for epoch in range(5): train()
+    """,
+    "the same data in every step .a whole graph, or": """
+        class Graph:
+            nodes = next(iter(DataLoader(X, batch_size=60)))  # a loader that only puts it together
+        class Whole(nn.Module):
+            def __init__(self): super().__init__(); self.net = net
+            def forward(self, graph): return self.net(graph.nodes)
+        whole, graph, wanted = Whole(), Graph(), F.one_hot(Y, 3).float()
+        optimizer = torch.optim.Adam(whole.parameters())
+        for epoch in range(5):
+            optimizer.zero_grad(); (whole(graph) - wanted).pow(2).sum().backward(); optimizer.step()
     """,
     "its weights are float64": """
         net.double()
