@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ from batchscout.trainers.sources.watch.statements import (
 
 BATCH = "__batch__"
 """The argument of a loss of a batch."""
+WITH_BATCHES = "with_batches"
+"""What the function of that name below is called in a loss of a batch."""
 
 
 @dataclass(frozen=True)
@@ -71,27 +74,50 @@ def _by_the_loop(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     if not isinstance(code.loop, ast.For) or not roots_of(code.inputs) & targets_of(code.loop):
         return
     for fetched in seen.backward.fetched:
-        values = [_item(code.loop.iter, place, fetched.loader)]
+        values = [_item(code.loop.iter, place, fetched.loader, _batch())]
         is_pair = isinstance(code.loop.target, ast.Tuple) and len(code.loop.target.elts) == 2
         if is_pair and isinstance(code.loop.iter, ast.Name):  # made before: `batches = tqdm(enumerate(loader))`
             values.append(ast.Tuple([ast.Constant(0), _batch()], ast.Load()))
+        if (changed := _changed_batch(code.loop.iter, place, fetched.loader)) is not None:
+            values.append(_item(code.loop.iter, place, fetched.loader, changed))
         for value in values:
             assign = ast.Assign([code.loop.target], value)
             yield Bound((assign,), (), FromLoader(fetched.loader), fetched.batch, fetched.random)
 
 
-def _item(over: ast.expr, place: Place, loader: DataLoader[Any]) -> ast.expr:
+def _item(over: ast.expr, place: Place, loader: DataLoader[Any], batch: ast.expr) -> ast.expr:
     """Return what a loop over this is given for a batch: with enumerate a number, too, with zip the batch at its place."""
     if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.args:
         if over.func.id == "enumerate":
-            return ast.Tuple([ast.Constant(0), _item(over.args[0], place, loader)], ast.Load())
+            return ast.Tuple([ast.Constant(0), _item(over.args[0], place, loader, batch)], ast.Load())
         if over.func.id == "zip":
             parts = [
-                _item(one, place, loader) if _is_loader(one, place, loader) else ast.Constant(0) for one in over.args
+                _item(one, place, loader, batch) if _is_loader(one, place, loader) else ast.Constant(0)
+                for one in over.args
             ]
             return ast.Tuple(parts, ast.Load())
-        return _item(over.args[0], place, loader) if isinstance(over.args[0], ast.Call) else _batch()
-    return _batch()
+        return _item(over.args[0], place, loader, batch) if isinstance(over.args[0], ast.Call) else batch
+    return batch
+
+
+def _changed_batch(over: ast.expr, place: Place, loader: DataLoader[Any]) -> ast.expr | None:
+    """Return what makes a batch of the loader what a loop over an object around it is given, which moves or normalizes each; None of a
+    loop over the loader itself."""
+    while isinstance(over, ast.Call) and over.args:
+        over = over.args[0]
+    around = or_none(place, ast.unparse(over))
+    names = [name for name, value in getattr(around, "__dict__", {}).items() if value is loader]
+    if len(names) != 1 or not hasattr(type(around), "__iter__"):
+        return None
+    text = f"next(iter({WITH_BATCHES}({ast.unparse(over)}, {names[0]!r}, [{BATCH}])))"
+    return ast.parse(text, mode="eval").body
+
+
+def with_batches(around: Any, name: str, batches: list[Any]) -> Any:
+    """Return a copy of an object around a loader that goes through these batches instead. name: its attribute that is the loader."""
+    again = copy.copy(around)
+    vars(again)[name] = batches
+    return again
 
 
 def _is_loader(node: ast.expr, place: Place, loader: DataLoader[Any]) -> bool:

@@ -20,6 +20,7 @@ from batchscout.trainers.errors import NoStudy
 from batchscout.trainers.sources.watch.batches import Batches, FromLoader, FromRows
 from batchscout.trainers.sources.watch.bindings import (
     BATCH,
+    WITH_BATCHES,
     Bound,
     bindings,
     changing,
@@ -28,6 +29,7 @@ from batchscout.trainers.sources.watch.bindings import (
     names_set,
     or_none,
     roots_of,
+    with_batches,
 )
 from batchscout.trainers.sources.watch.copies import Copies, give_back
 from batchscout.trainers.sources.watch.observer import Backward, Enough, Place, RandomState, Seen, unwrapped
@@ -37,11 +39,14 @@ from batchscout.trainers.sources.watch.statements import (
     may_be_made_first,
     needed,
     parsed,
+    reads_of,
     targets_of,
 )
 
 SAME = 1e-5
 """So far, as a share of what was seen, the replayed loss and gradient may be off."""
+SAME_AGAIN = 1e-2
+"""So far, as a share, the loss of a batch that comes twice may differ: what spectral_norm keeps is another then."""
 LOSS_MODULE = "batchscout_loss_of_a_script"
 _LATER = "__as_it_was__"
 _COUNTS = (1, 2, 3, 999_999)
@@ -92,6 +97,14 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
             if not isinstance(factor, str) and isinstance(bound.source, FromRows) and not _has_rows(found, bound, seen):
                 reasons.insert(0, _WHOLE)
                 continue
+            if not isinstance(factor, str) and (fault := _fault_of_another(found, bound, seen)) is not None:
+                resets = [one for one in code.resets if _is_known(one, bound, seen)]
+                tried = [*((one,) for one in resets), *([tuple(resets)] if len(resets) > 1 else [])]
+                again = (_function(code, place, _counting(bound, counters, _COUNTS[0]), some) for some in tried)
+                begun = next((one for one in again if _fault_of_another(one, bound, seen) is None), None)
+                if begun is None and fault:
+                    return NotReplayed(fault, _of_a_loader(seen))
+                found = begun or found
             if not isinstance(factor, str):
                 return LossOfBatch(found.text, found.call, factor, Batches(bound.source, bound.seen), place, code)
             reasons.append(factor)
@@ -106,6 +119,37 @@ _WHOLE = (
     "themselves: they cannot be split into batches, so there is no batch size to choose; have a loader give it parts (of a graph, "
     "torch_geometric.loader.NeighborLoader)"
 )
+
+
+def _fault_of_another(made: _Made, bound: Bound, seen: Seen) -> str | None:
+    """Return what happens if the first batch comes once more, with the same random numbers: an error's text, or nothing where its loss is
+    another; None where it is the same."""
+    assert seen.backward is not None
+    copies, outer = Copies(seen), RandomState.now()
+    losses = list[float]()
+    try:
+        copies.put_in_use(seen)
+        with torch.enable_grad():
+            for _ in range(2):
+                (bound.random or seen.backward.random).put_back()
+                loss = made.call(copy.deepcopy(bound.seen))
+                loss.backward()
+                losses.append(float(loss.detach()))
+    except (Exception, Enough) as error:  # of the script's code
+        return (
+            f"its modules keep a state from one batch to the next ({type(error).__name__}: {str(error).partition('.')[0]}), and no statement of "
+            "its loop was found that resets it"
+        )
+    finally:
+        give_back(seen, copies.number)
+        outer.put_back()
+    return None if math.isclose(*losses, rel_tol=SAME_AGAIN) else ""
+
+
+def _is_known(reset: ast.stmt, bound: Bound, seen: Seen) -> bool:
+    """True if what it reads stays as it was, or is of the batch."""
+    given = {name for one in bound.begin for name in names_set(one)}
+    return not reads_of(reset) & changing(seen) - given
 
 
 def _has_rows(made: _Made, bound: Bound, seen: Seen) -> bool:
@@ -181,7 +225,7 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
     for name in sorted(read):
         root = name.split(".")[0]
         value = or_none(place, name)
-        if _of_this_batch(code, name, value):
+        if _of_this_batch(code, name, value) or _is_accumulation(name, value, seen):
             continue
         is_plain = isinstance(value, int | float | str | Tensor) or is_of_numbers(value)
         if is_plain and (name in counted or (root not in given and (name in changes or root in changes))):
@@ -199,6 +243,11 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
             "would keep it as it was"
         )
     return next((replace(one, counters=tuple(counters)) for one in counters.values()), None)
+
+
+def _is_accumulation(name: str, value: Any, seen: Seen) -> bool:
+    """True of the number of micro-batches of a step, by its name and its value: the last step of a pass may have fewer."""
+    return type(value) is int and "accum" in name and value == max(1, seen.steps[-1].num_backwards)
 
 
 def _same_at_every_count(code: LossCode, place: Place, bound: Bound, seen: Seen, counters: tuple[str, ...]) -> bool:
@@ -243,10 +292,11 @@ class _Made:
     call: Callable[[Any], Tensor]
 
 
-def _function(code: LossCode, place: Place, bound: Bound) -> _Made:
-    """Return the statements as a function of the batch; the other names stand for what they stood for."""
+def _function(code: LossCode, place: Place, bound: Bound, resets: tuple[ast.stmt, ...] = ()) -> _Made:
+    """Return the statements as a function of the batch; the other names stand for what they stood for. resets: those with which a batch
+    begins."""
     kept, loss, _ = _batched(code, bound)
-    roots = roots_of(code.inputs)
+    roots = roots_of(code.inputs).union(*map(reads_of, (*bound.begin, *resets)))
     known = {name: place.local[name] for name in roots if name in place.local}
     known = {name: value for name, value in known.items() if not _of_this_batch(code, name, value)}
     stored = {name for one in (*bound.begin, *kept) for node in ast.walk(one) for name in _names_stored(node)}
@@ -254,13 +304,18 @@ def _function(code: LossCode, place: Place, bound: Bound) -> _Made:
     again = [
         ast.parse(f"{name} = {_LATER}{name}").body[0] for name in sorted((roots & stored) - given) if name in known
     ]
-    body = [*again, *bound.begin, *kept, ast.Return(loss)]
+    body = [*again, *bound.begin, *resets, *kept, ast.Return(loss)]
     arguments = ast.arguments([], [ast.arg(BATCH)], None, [], [], None, [])
     function = ast.FunctionDef("loss_of_batch", arguments, copy.deepcopy(body), [], None)
     module = ast.fix_missing_locations(ast.Module([function], []))
     made = ModuleType(LOSS_MODULE)  # a module, as torch.compile looks for the globals of a function in one
     sys.modules[LOSS_MODULE] = made
-    made.__dict__.update(place.global_ | known | {f"{_LATER}{name}": value for name, value in known.items()})
+    made.__dict__.update(
+        {WITH_BATCHES: with_batches}
+        | place.global_
+        | known
+        | {f"{_LATER}{name}": value for name, value in known.items()}
+    )
     made.__dict__["__name__"] = LOSS_MODULE
     exec(
         compile(module, f"<the loss of {place.file}>", "exec", dont_inherit=True), made.__dict__

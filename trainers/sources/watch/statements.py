@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ class LossCode:
     """What the whole body assigns anywhere: what is read here and assigned there later is carried from one batch to the next."""
     assignments: tuple[ast.Assign, ...]
     """Those of the whole function, in their order."""
+    resets: tuple[ast.stmt, ...]
+    """Those of the body, before the loss or after its backward, that may give a module the state anew with which a batch begins:
+    `net.reset()`, `net.hidden = net.init_hidden(len(x))`. The loss reads nothing of them by its name."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,31 @@ def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[Los
         kept, inputs = needed(before, expression)
         loop = owner if isinstance(owner, Loop) else None
         changed = frozenset(_assigned(levels[start].body))
-        yield LossCode(tuple(kept), expression, frozenset(inputs), loop, changed, assignments)
+        resets = tuple(one for one in levels[start].body if one not in kept and _may_reset(one))
+        yield LossCode(tuple(kept), expression, frozenset(inputs), loop, changed, assignments, resets)
+
+
+def _may_reset(statement: ast.stmt) -> bool:
+    """True of an attribute that is set, and of calls that are named so: no others, since they may write files."""
+    match statement:
+        case ast.Assign(targets=[ast.Attribute()]):
+            return True
+        case ast.Expr(value=ast.Call(func=called)):
+            return _RESETS.match(ast.unparse(called).rpartition(".")[2]) is not None
+        case (
+            ast.For(body=body) | ast.If(body=body, orelse=[])
+        ):  # `for part in net.modules(): if hasattr(part, "reset"): part.reset()`
+            return all(map(_may_reset, body))
+        case _:
+            return False
+
+
+_RESETS = re.compile("_*(re_?set|re_?init|init|clear|zero)_*(?!grad)", re.IGNORECASE)
+
+
+def reads_of(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement reads, and does not assign itself."""
+    return {name for name in _read(statement) if "." not in name} - _assigned([statement])
 
 
 def _levels(tree: ast.Module, at: Position) -> list[_Level]:
@@ -181,10 +209,11 @@ def _read(node: ast.AST) -> set[str]:
 
 
 def _local_within(node: ast.AST) -> set[str]:
-    """Return the names of comprehensions, and of the arguments of functions."""
+    """Return the names of comprehensions, and those that functions have of their own."""
     targets = [one.target for one in ast.walk(node) if isinstance(one, ast.comprehension)]
-    functions = (one for one in ast.walk(node) if isinstance(one, (*_FUNCTIONS, ast.Lambda)))
+    functions = [one for one in ast.walk(node) if isinstance(one, (*_FUNCTIONS, ast.Lambda))]
     arguments = {a.arg for one in functions for a in one.args.args}
+    arguments |= {name for one in functions if not isinstance(one, ast.Lambda) for name in _assigned(one.body)}
     return arguments | {name.id for one in targets for name in ast.walk(one) if isinstance(name, ast.Name)}
 
 

@@ -202,6 +202,50 @@ def test_a_rate_that_is_set_beside_a_schedule_of_passes_is_not_carried_on(folder
     assert "cannot be known in advance" in settings_of(loop, None).told[0]
 
 
+STATEFUL = """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.kept = net, None
+    def reset(self): self.kept = None
+    def new(self, number): return torch.zeros(number, 3)
+    def forward(self, x):
+        self.kept = self.net(x) + (0.5 * self.kept if self.kept is not None else 0.0)
+        return self.kept
+cell = Cell()
+optimizer = torch.optim.AdamW(cell.parameters(), lr=0.01)
+for epoch in range(5):
+    for x, y in train_loader:
+        optimizer.zero_grad()
+        {before}
+        F.cross_entropy(cell(x) + cell(x), y).backward()
+        optimizer.step()
+        {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("cell.kept = cell.new(len(x))", ""),
+        ("", "cell.reset()"),
+        ("", "for part in cell.modules():\n            if hasattr(part, 'reset'): part.reset()"),
+    ],
+)
+def test_a_state_that_a_module_keeps_is_reset_for_each_batch_as_the_script_does(
+    folder: Path, before: str, after: str
+) -> None:
+    loop = watched(folder, STATEFUL.format(before=before, after=after))
+    model, batches = model_of(loop).eval(), list(sets_of(loop)[0])
+    alone = [model_of(script.made(script="train.py")).eval()(batch).item() for batch in batches[:2]]
+    assert [model(batch).item() for batch in batches[:2]] == pytest.approx(alone)
+
+
+def test_a_state_that_is_cut_off_but_never_reset_leaves_the_loss_to_be_written(folder: Path) -> None:
+    with pytest.raises(LossNotSeen, match="keep a state from one batch to the next"):
+        watched(folder, STATEFUL.format(before="", after="cell.kept = cell.kept.detach()"))
+
+
 TOGETHER = """
 first, second = torch.optim.Adam(net[0].parameters(), lr=0.01), torch.optim.Adam(net[3].parameters(), lr=0.02, weight_decay=0.0)
 schedules = [{schedules}]
@@ -330,6 +374,39 @@ FORMS = {
                 scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(net.parameters(), 2.0)
                 scaler.step(optimizer); scaler.update()
+    """,
+    "a loader of its own around another": """
+        class Normalizing:
+            def __init__(self, loader):
+                self.loader = loader
+            def __iter__(self):
+                ahead = None
+                for x, y in self.loader:
+                    if ahead is not None: yield ahead
+                    ahead = x.sub(0.5).div(2.0), y
+                yield ahead
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        train_loader, val_loader = Normalizing(train_loader), Normalizing(val_loader)
+        for epoch in range(5):
+            for number, (x, y) in enumerate(train_loader):
+                optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+    """,
+    "functions of the step, which divide by the micro-batches": """
+        optimizer, accum_steps = torch.optim.AdamW(net.parameters(), lr=0.01), 1
+        for epoch in range(5):
+            for number, (x, y) in enumerate(train_loader):
+                if number >= 10:
+                    accum_steps = 10 % accum_steps
+                def forward():
+                    loss = F.cross_entropy(net(x), y)
+                    if accum_steps > 1:
+                        loss = loss / accum_steps
+                    return loss
+                def backward(its_loss):
+                    its_loss.backward()
+                    optimizer.step()
+                loss = forward(); backward(loss)
+                optimizer.zero_grad()
     """,
     "by cases": """
         optimizer, kind = torch.optim.AdamW(net.parameters(), lr=0.01), "classes"
