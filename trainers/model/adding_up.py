@@ -184,11 +184,12 @@ def _unlike(train_set: SampleSet, count: int) -> list[int]:
 def _gradients_apart(
     module: nn.Module, loss: LossFunction, train_set: SampleSet, indices: Sequence[int], device: torch.device
 ) -> float | None:
-    """Return the norm of (the gradient of all in one batch - those of each alone) over that of the first; None where there is none."""
+    """Return the norm of (the gradient of all in one batch - those of each alone) over that of the first; None where there is none, and
+    where random numbers move it, as they may before they move the loss: of a network of spikes that has none yet."""
 
-    def add_gradient(part: Sequence[int], sign: int) -> None:
+    def add_gradient(part: Sequence[int], sign: int, seed: int = 0) -> None:
         with (
-            seeded(module, 0),
+            seeded(module, seed),
             _eager(),
             torch.backends.cudnn.flags(enabled=False),
         ):  # cuDNN's RNNs have none in evaluation
@@ -204,6 +205,12 @@ def _gradients_apart(
         for index in indices:
             add_gradient([index], -1)
         apart = _norm_of_gradient(module)
+        if apart > GRADIENTS_ADD_UP_WITHIN * of_all:
+            module.zero_grad()
+            add_gradient(indices, 1)
+            add_gradient(indices, -1, seed=1)
+            if _norm_of_gradient(module) > RANDOM_ABOVE * of_all:
+                return None
     finally:
         module.train()
         module.zero_grad()

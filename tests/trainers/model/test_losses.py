@@ -308,6 +308,24 @@ def test_a_mean_times_the_samples_is_told_where_they_have_unequal_numbers_of_tar
     assert not_adding_up(module, mean_times_samples, data()[0], CPU) is None
 
 
+class Spikes(nn.Module):
+    """Inputs are drawn, and what comes out is 0 as long as no sum is above the threshold: only the gradient hangs on what was drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, wanted: Tensor) -> Tensor:
+        charge = self.linear((torch.rand_like(x) < 0.5).float())
+        spikes = (charge > 100).float() + charge - charge.detach()  # the gradient of what stands in for a threshold
+        return F.mse_loss(spikes, wanted)
+
+
+def test_of_a_gradient_that_random_numbers_move_nothing_can_be_said() -> None:
+    samples: Any = TensorDataset(drawn(16, 8), F.one_hot(torch.arange(16) % 3, 3).float())
+    assert not_adding_up(Spikes(), of({"type": "mean", "over": "samples"}), samples, CPU) is None
+
+
 class MeanOfTargets(nn.Module):
     """A module that computes its loss itself, as many training scripts have it: (logits, loss), the loss a mean."""
 
