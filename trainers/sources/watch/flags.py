@@ -10,7 +10,7 @@ from typing import Any, Literal
 Recipe = Literal["learning_rate", "micro_batch_size", "gradient_accumulation_steps", "steps"]
 _NAMES: Mapping[Recipe, str] = {
     "learning_rate": r"(base_|max_|peak_|init_|initial_)?(lr|learning_rate)",
-    "micro_batch_size": r"(?!.*(eval|val|test)).*(batch_size|batch|bs|bsz)",
+    "micro_batch_size": r"(?!.*(eval|val|test))(b|.*(batch_size|batch|bs|bsz))",
     "gradient_accumulation_steps": r".*(accum).*",
     "steps": r"(max_|num_|n_|total_|train_)*(iters?|iterations|steps|train_steps|training_steps)",
 }

@@ -45,6 +45,11 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
         )
     if any(len(step.places) > 1 for step in seen.steps):
         return "it calls backward at several places in one step, so that no one loss is trained on; add the losses up, and call backward once"
+    if seen.clipped_values:
+        return (
+            "it clips each number of the gradient (clip_grad_value_), and a study clips the norm of the whole gradient; use "
+            "clip_grad_norm_"
+        )
     if changes_gradient:
         return "it changes the gradient itself between backward and the optimizer's step, and a study would train without that"
     if seen.clipped_otherwise:
@@ -54,11 +59,6 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
         )
     if (found := _outside_of_modules(seen)) is not None:
         return found
-    if seen.clipped_values:
-        return (
-            "it clips each number of the gradient (clip_grad_value_), and a study clips the norm of the whole gradient; use "
-            "clip_grad_norm_"
-        )
     return None
 
 

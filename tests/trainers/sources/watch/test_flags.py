@@ -31,6 +31,10 @@ def test_options_are_found_by_name_and_value() -> None:
     }
 
 
+def test_the_batch_may_be_a_letter() -> None:
+    assert flags_of([Option("-b", "b", 8), Option("-T", "T", 8)], 1e-3, 8, None) == {"micro_batch_size": "-b"}
+
+
 @pytest.mark.parametrize(("lr", "batch"), [(2e-3, 32), (1e-3, 64)])
 def test_an_option_that_has_another_value_is_none_of_them(lr: float, batch: int) -> None:
     found = flags_of(options(), lr, batch, None)

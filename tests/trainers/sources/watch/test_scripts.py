@@ -731,7 +731,7 @@ REFUSED = {
         optimizer = torch.optim.Adam(net.parameters())
         for x, y in train_loader:
             F.cross_entropy(net(x), y).backward()
-            torch.nn.utils.clip_grad_value_(net.parameters(), 1.0)
+            torch.nn.utils.clip_grad_value_(net.parameters(), 1e-3)
             optimizer.step()
     """,
     "reads hidden, which the step before has left": """
