@@ -51,7 +51,7 @@ def own_run_of(model: nn.Module) -> OwnRun | None:
         said = of_transformers.settings(model.trainer)
         return _own_run(said, **of_transformers.own_arguments(model.trainer.args))
     if isinstance(model, OfLoop):
-        return _own_run(recipe.settings(model.loop.one), library="script")
+        return _own_run(recipe.settings(model.loop), library="script")
     if not isinstance(model, OfLightning) or (fit := model.fit) is None:
         return None
     if fit.trainer is None:

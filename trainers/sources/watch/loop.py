@@ -159,16 +159,21 @@ class _OfScript(nn.Module):
         copies = Copies(loop.seen)
         modules = list(copies.modules.values())
         self.inner = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
-        self.loop, self.copies = _Held(loop), copies
+        # Not told to who asks what a model is made of: all the names of the script hang on them.
+        self._held, self._copies = _Held(loop), copies
         copies.put_in_use(loop.seen)
         weakref.finalize(self, give_back, loop.seen, copies.number)
+
+    @property
+    def loop(self) -> Loop:
+        return self._held.one
 
     def train(self, mode: bool = True) -> Self:
         """As of any module, but what the script trains in evaluation mode stays so."""
         super().train(mode)
-        if mode and hasattr(self, "copies"):
-            for key, parts in self.copies.parts.items():
-                for part, was_training in zip(parts, self.loop.one.seen.modes[key], strict=True):
+        if mode and hasattr(self, "_copies"):
+            for key, parts in self._copies.parts.items():
+                for part, was_training in zip(parts, self.loop.seen.modes[key], strict=True):
                     part.training = was_training
         return self
 
@@ -177,7 +182,7 @@ class WithoutLoss(_OfScript):
     """What the script trains, for a loss that is not the script's: it is called, and has attributes, as the script's own."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.copies.put_in_use(self.loop.one.seen)
+        self._copies.put_in_use(self.loop.seen)
         return self.inner(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -191,11 +196,15 @@ class WithoutLoss(_OfScript):
 class OfLoop(_OfScript, TakesBatch):
     """Called with a batch, it returns the loss that the script computes of it."""
 
-    def forward(self, batch: Any) -> Any:
-        loop = self.loop.one
+    def __init__(self, loop: Loop) -> None:
+        super().__init__(loop)
         assert loop.loss is not None
-        self.copies.put_in_use(loop.seen)
-        loss = loop.loss.call(type(loop.batches.first)(batch) if loop.boxes else batch) * loop.times
+        self.loss_of_batch = loop.loss.call
+
+    def forward(self, batch: Any) -> Any:
+        loop = self.loop
+        self._copies.put_in_use(loop.seen)
+        loss = self.loss_of_batch(type(loop.batches.first)(batch) if loop.boxes else batch) * loop.times
         loss = loss.reshape(()) if loss.numel() == 1 else loss  # backward takes a tensor of one number, too
         if not loop.sums:
             return loss
@@ -214,8 +223,8 @@ class _Held:
 
 def groups(model: OfLoop | WithoutLoss) -> list[dict[str, Any]]:
     """Return the groups of the script's optimizer, of the parameters of this copy."""
-    loop = model.loop.one
-    ours = {id(own): again for own, again in _pairs(loop.seen, model.copies.modules)}
+    loop = model.loop
+    ours = {id(own): again for own, again in _pairs(loop.seen, model._copies.modules)}
     return [
         {**group, "params": [ours[id(one)] for one in group["params"] if id(one) in ours]}
         for group in groups_of(loop.optimizer)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from batchscout.trainers.before.digests import MODEL, digest_of_model
 from batchscout.trainers.errors import LossNotSeen
 from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups, settings_of
 from batchscout.trainers.sources.watch import script
@@ -97,6 +98,22 @@ def test_each_run_has_weights_of_its_own_and_they_are_the_scripts_first_ones(fol
         model.zero_grad()
         model(batch).backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_a_model_is_known_by_what_its_loss_reads_and_not_by_all_that_the_script_has(folder: Path) -> None:
+    text = """
+        class Endless:
+            def __len__(self): return 1
+            def __getitem__(self, place): return Endless()
+        seen, weight = Endless(), {weight}
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for x, y in train_loader:
+            optimizer.zero_grad(); (F.cross_entropy(net(x), y) * weight).backward(); optimizer.step()
+    """
+    found = [
+        digest_of_model(model_of(watched(folder, text.format(weight=weight))))[MODEL] for weight in (1.0, 1.0, 2.0)
+    ]
+    assert found[0] == found[1] != found[2]
 
 
 def test_the_memory_of_a_run_is_free_when_it_has_ended(folder: Path) -> None:
