@@ -117,8 +117,9 @@ def test_the_lines_of_the_answer_are_the_first_comments_without_the_command_that
     found = load(GOLDEN / "quickstart").recommendation
     assert found is not None
     for next_one, num_lines in (("batchscout export RUN_DIR", 4), ("batchscout run RUN_DIR/study.yaml", 5)):
-        told = replace(found, answer=replace(found.answer, next=next_one))
-        lines = [f"# {label} {text}" for label, text in told.answer.lines().items()][:num_lines]
+        answer = replace(found.answer, next=next_one)
+        told = replace(found, answer=answer)
+        lines = [f"# {label} {text}" for label, text in answer.lines().items()][:num_lines]
         assert export(told, "nanogpt").splitlines()[: num_lines + 1] == ["# batchscout", *lines]
         for run_dir in ("RUN_DIR", "runs/quickstart"):
             said = export(told, "nanogpt", run_dir)
