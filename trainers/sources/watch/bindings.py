@@ -204,6 +204,23 @@ def _by_call(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
         yield Bound((assign,), (one,), source, now if trained_on is None else trained_on)
 
 
+def without_rows(code: LossCode, place: Place, seen: Seen) -> str | None:
+    """Return why the batches of a call are none of samples: their tensors have not as many rows; None where there is no such call."""
+    for one in _calls(code):
+        assert isinstance(one.value, ast.Call)
+        now = _now(one.targets[0], place)
+        tensors = now if isinstance(now, list) and all(isinstance(part, Tensor) and part.ndim for part in now) else []
+        sizes = [str(len(part)) for part in tensors]
+        is_of_others = holds_a_graph(now) or _reads_what_changes(one.value, place, seen)
+        if len(set(sizes)) > 1 and not is_of_others and code.loop is not None:
+            return (
+                f"its batches come from {ast.unparse(one.value)}, whose tensors have {' and '.join(sizes)} rows, and a study takes their rows "
+                "as the samples: return tensors with the samples in their first dimension, and make what is the same for all samples, as times "
+                "are, outside of the call"
+            )
+    return None
+
+
 def _reads_what_changes(call: ast.Call, place: Place, seen: Seen) -> bool:
     """True if a call made again would read what a loop has set since: it would return the same batch for ever."""
     names = {one.id for one in ast.walk(call) if isinstance(one, ast.Name)} & changing(seen)

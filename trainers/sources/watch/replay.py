@@ -30,6 +30,7 @@ from batchscout.trainers.sources.watch.bindings import (
     or_none,
     roots_of,
     with_batches,
+    without_rows,
 )
 from batchscout.trainers.sources.watch.copies import Copies, give_back
 from batchscout.trainers.sources.watch.observer import Backward, Enough, Place, RandomState, Seen, unwrapped
@@ -110,6 +111,9 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
             reasons.append(factor)
     if reasons[:1] == [_WHOLE] or (seen.same_in_each_step and not seen.backward.fetched):
         raise NoStudy(_WHOLE)
+    if not seen.backward.fetched:
+        why = (without_rows(code, place, seen) for place, code in _codes(seen.backward))
+        reasons = [*filter(None, why), *reasons]
     reason = reasons[0] if reasons else "no loop was found that takes a batch, computes its loss and calls backward"
     return NotReplayed(reason, None if changes else _of_a_loader(seen))
 

@@ -851,6 +851,17 @@ REFUSED = {
         for epoch in range(5):
             optimizer.zero_grad(); (whole(graph) - wanted).pow(2).sum().backward(); optimizer.step()
     """,
+    "from get_batch.., whose tensors have 6 and 4 and 4 rows": """
+        rnn, path, times = nn.GRU(8, 8), torch.randn(50, 8), torch.linspace(0, 1, 50)
+        optimizer = torch.optim.Adam(rnn.parameters())
+        def get_batch():
+            begin = torch.randperm(40)[:6]
+            return path[begin], times[:4], torch.stack([path[begin + later] for later in range(4)])
+        for step in range(9):
+            first, when, wanted = get_batch()
+            found, _ = rnn(first.expand(len(when), -1, -1))
+            optimizer.zero_grad(); F.mse_loss(found, wanted).backward(); optimizer.step()
+    """,
     "its weights are float64": """
         net.double()
         optimizer = torch.optim.Adam(net.parameters())
