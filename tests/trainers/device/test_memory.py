@@ -416,7 +416,8 @@ def test_a_librarys_new_threads_do_not_use_up_the_limit(small_laws: dict[str, An
 
 
 def held_under_a_hard_limit() -> str:
-    resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + 200 * MIB,) * 2)
+    most = status_bytes("VmData") + 200 * MIB
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     with HostMemory().held_to(100 * MIB):
         pass
     try:
