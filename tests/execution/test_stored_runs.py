@@ -3,6 +3,7 @@ on; the verbs read from there."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -162,19 +163,19 @@ def of_a_driver_on(address: str) -> dict[str, str]:
     return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith("127.") else {}
 
 
-def step_losses(path: Path) -> list[tuple[int, float]]:
-    return [(step.samples_seen, step.loss) for step in read_steps(path)]
+def step_losses(path: Path) -> dict[int, float]:
+    return {step.samples_seen: step.loss for step in read_steps(path)}
 
 
 SECONDS_TO_GET_THERE = 400  # it takes a tenth of it where nothing else runs
 
 
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize("name", ["moves"])
-def test_a_study_on_a_cluster_goes_on_on_another_node_when_one_is_lost_with_its_disk(
-    store: ObjectStore, tmp_path: Path
+@pytest.mark.parametrize(("name", "num_ranks"), [("moves", 1), ("moves-two", 2)])
+def test_a_study_on_a_cluster_goes_on_on_other_nodes_when_those_are_lost_with_their_disks(
+    store: ObjectStore, name: str, num_ranks: int, tmp_path: Path
 ) -> None:
-    """Neither node sees the cache of the driver or of the other: what they have of the study comes from the store."""
+    """A node for each rank. None sees the cache of the driver or of another: what they have of the study comes from the store."""
     if why := why_there_is_no_blind_node():
         pytest.skip(why)
     cache = tmp_path / "cache"
@@ -182,9 +183,16 @@ def test_a_study_on_a_cluster_goes_on_on_another_node_when_one_is_lost_with_its_
     file = tmp_path / "study.yaml"
     model = {"target": "tests.support.studies:Sleeps", "kwargs": {"seconds": 0.02}}
     stages = grid(learning_rate=[1e-3])
-    file.write_text(yaml.safe_dump(STUDY | {"name": "moves", "model": model, "stages": stages}))
+    file.write_text(yaml.safe_dump(STUDY | {"name": name, "model": model, "stages": stages, "world_size": num_ranks}))
+
+    def nodes(address: str) -> contextlib.ExitStack:
+        with contextlib.ExitStack() as started:
+            for _ in range(num_ranks):
+                started.enter_context(blind_node(address, cache))
+            return started.pop_all()
+
     with cluster_of([]) as address:
-        with blind_node(address, cache):
+        with nodes(address):
             driver = batchscout("run", file, "--dir", store, "--address", address, **of_a_driver_on(address))
             try:
                 until(
@@ -195,19 +203,29 @@ def test_a_study_on_a_cluster_goes_on_on_another_node_when_one_is_lost_with_its_
             except AssertionError:
                 driver.kill()
                 pytest.fail(driver.communicate()[0])
-        with blind_node(address, cache):
+        with nodes(address):
             output, _ = driver.communicate(timeout=SECONDS_TO_GET_THERE)
     assert driver.returncode == 0, output
-    study = replayed(store, "moves", tmp_path)
+    study = replayed(store, name, tmp_path)
     (trial,) = study.trials.values()
     assert trial.state is TrialState.COMPLETE
     assert [hold.lost for hold in trial.holds] == [True, False], output
     told = [one["metrics"]["samples_seen"] for one in events(store, "evaluated")]
     assert len(told) == len(set(told)), "it went on from its last evaluation, which is journaled once"
-    told_of = [(trial.id, point["samples_seen"], point["val_loss"]) for point in trial.history]
-    assert told_of == in_this_process(study, tmp_path / "undisturbed"), "it went on from what it had saved"
+    told_of = [(point["samples_seen"], point["val_loss"]) for point in trial.history]
+    alone = trial.config.model_copy(
+        update={"world_size": 1, "micro_batch_size": num_ranks * trial.config.micro_batch_size}
+    )
+    reports: list[Report] = []
+    train(alone, reports.append, tmp_path / "undisturbed")
+    undisturbed = [report.metrics for report in reports if report.kind in ("milestone", "end")]
+    rel = 1e-6 if num_ranks > 1 else 0.0  # ranks add up in another order
+    expected = {one["samples_seen"]: one["val_loss"] for one in undisturbed}
+    assert dict(told_of) == pytest.approx(expected, rel=rel, abs=0.0), "it went on as it was"
     store.download(f"trials/{trial.id}/steps.jsonl", tmp_path / "steps.jsonl")
-    assert step_losses(tmp_path / "steps.jsonl") == step_losses(tmp_path / "undisturbed" / trial.id / "steps.jsonl")
+    assert step_losses(tmp_path / "steps.jsonl") == pytest.approx(
+        step_losses(tmp_path / "undisturbed/steps.jsonl"), rel=rel, abs=0.0
+    )
     assert not [path for path in cache.rglob("*.pt") if "trials" in path.parts], "the driver needs no checkpoint"
     assert [name for name in store.stored("trials") if name.endswith(".pt")], "what a full run has saved is kept"
 
