@@ -94,6 +94,7 @@ def test_other_data_are_refused_and_kept_where_the_user_says_so(tmp_path: Path) 
         assert [notice.kind for notice in journal.study.notices[None]] == [NoticeKind.KEPT_TRIALS]
 
 
+@pytest.mark.slow
 def test_data_that_are_others_in_every_process_are_told_of_and_known_by_their_number() -> None:
     """Though they are the same whenever one process loads them."""
     config, heard = of_data(), list[Notice]()

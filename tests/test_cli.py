@@ -327,6 +327,7 @@ def acting_on_a_terminal(text: str) -> set[str]:
     return set(text) & {"\x1b", "\x07", "\x9b", "\r", "\u202e"}
 
 
+@pytest.mark.slow
 def test_control_characters_of_an_exception_reach_no_terminal_from_a_journal(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

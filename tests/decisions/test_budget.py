@@ -67,6 +67,7 @@ def names(study: Study, *states: TrialState) -> list[str]:
     return [trial.id for trial in study.trials.values() if trial.state in states]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("num_runs", [1.6, 2.5])
 def test_it_holds_and_the_answer_is_made_from_what_fitted_in(tmp_path: Path, num_runs: float, lanes: int) -> None:

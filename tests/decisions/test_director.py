@@ -60,6 +60,7 @@ def probed(study: Study, mode: str) -> dict[int, TrialState]:
     return {t.config.micro_batch_size: t.state for t in trials}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edge", [1, 2, 3, 5, 7, 8, 31, 32, 33, 100, 777, 1023, 1024, 5000])
 def test_the_frontier_finds_the_edge_of_memory_exactly_or_where_it_is_far_within_2_percent(
     tmp_path: Path, edge: int
@@ -856,6 +857,7 @@ def test_without_a_lane_or_room_on_the_disk_the_study_halts_and_its_trials_wait(
 # Any study at all
 
 
+@pytest.mark.slow
 @for_every(seed=range(25))
 def test_whatever_happens_a_stage_ends_and_the_baseline_is_never_cut_for_losing(tmp_path: Path, seed: int) -> None:
     """Random losses, accidents, rungs, lanes, seeds, objectives, a random moment at which the driver dies."""

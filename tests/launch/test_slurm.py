@@ -114,6 +114,7 @@ def silent_port() -> Iterator[int]:
         yield port
 
 
+@pytest.mark.slow
 def test_a_node_ends_soon_after_the_first_ones_ray_and_bears_a_longer_silence(
     monkeypatch: pytest.MonkeyPatch, ray_of_this_node: subprocess.Popen[bytes]
 ) -> None:

@@ -144,6 +144,7 @@ def test_a_batch_is_held_against_the_others_at_the_speed_that_its_runs_have(tmp_
     assert p_best(0.85) > 0.3, "within what statistics take of a run's speed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.6, 0.4])
 def test_what_slows_all_batches_alike_stops_none_and_changes_nothing(tmp_path: Path, share: float) -> None:
     winners = set()
@@ -156,6 +157,7 @@ def test_what_slows_all_batches_alike_stops_none_and_changes_nothing(tmp_path: P
     assert len(winners) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.7, 0.3])
 def test_what_else_had_the_machine_is_not_held_against_the_batch_whose_runs_it_slowed(
     tmp_path: Path, share: float
@@ -567,6 +569,7 @@ def test_a_learning_rate_that_diverges_everywhere_is_lowered_until_there_is_an_a
     assert at_equal_time(world, batch) <= 1.1 * best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slope", [0.1, 0.3])
 def test_a_rate_that_is_wrong_by_thousands_does_not_hide_the_best_run(tmp_path: Path, slope: float) -> None:
     """The best rate lies 17 factors of 2 below the rule's, and six below the highest that trains."""

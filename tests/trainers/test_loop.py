@@ -313,7 +313,6 @@ def stopped_and_not(directory: str) -> list[tuple[float, float, bool]]:
     return found
 
 
-@pytest.mark.first
 @pytest.mark.slow
 def test_a_sharded_run_that_is_stopped_and_resumed_is_bitwise_the_run_that_was_not(tmp_path: Path) -> None:
     """With an uneven number of evaluation samples: a rank that has none left still takes part."""

@@ -106,6 +106,7 @@ def told_of(path: Path) -> tuple[list[Step], list[Notice]]:
 TAKEN_AGAIN = [steps(1, 2, 3), steps(4, 5, 6, loss=9.0), steps(4, 5, loss=2.0), steps(6, 7, 8)]
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_makes_another_step_and_a_step_that_is_lost_is_told(tmp_path: Path) -> None:
     """What was taken again is no true step either, though the line that says so be damaged."""
     path = tmp_path / "steps.jsonl"

@@ -105,6 +105,7 @@ def in_a_container() -> tuple[str, ...]:
     return IN_A_CONTAINER
 
 
+@pytest.mark.slow
 def test_a_driver_in_another_container_of_this_machine_is_not_taken_for_one_that_has_ended(
     tmp_path: Path, in_a_container: tuple[str, ...], storage: dict[str, str]
 ) -> None:

@@ -113,6 +113,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_two_ranks(two_ranks, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", TWO_RANKS)
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_the_gradient_is_that_of_the_whole_step_on_two_ranks_with_uneven_counts(
@@ -122,6 +123,7 @@ def test_the_gradient_is_that_of_the_whole_step_on_two_ranks_with_uneven_counts(
         assert relative_error(rank["gradients"][parallel, shape], whole_gradient(by_tokens(*shape))) <= 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", TWO_RANKS)
 def test_two_ranks_share_the_samples_of_the_step_and_have_uneven_targets(
     ranks: list[dict[str, Any]], shape: tuple[int, int]

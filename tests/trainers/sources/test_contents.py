@@ -192,6 +192,7 @@ def test_a_set_that_cannot_be_read_is_left_to_the_first_pass() -> None:
     assert told(Broken(0))[-1] == "RuntimeError"
 
 
+@pytest.mark.slow
 def test_another_process_tells_the_same() -> None:
     """Hashes of texts, and with them the order of sets, are others there."""
     kinds = [kind for kind in VALUES if "module" not in kind]
