@@ -17,7 +17,7 @@ from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.too_short import TooShort, in_words, out_of_reach
 from batchscout.orchestrator.stages.train import LearningRateFindings, trained
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import number_text
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.notices import NoticeKind
@@ -64,6 +64,8 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
     warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
     if died := lane_deaths_text(study):
         warnings.append(died)
+    if flat := _hardly_trains(config, study):
+        warnings.append(flat)
     if carried := not_carried(config, study, nearest):
         warnings.append(carried)
     if busy := _busy_stages(study):
@@ -113,6 +115,23 @@ def lane_deaths_text(study: Study) -> str:
     return (
         f"processes that ran trials died {times}: each death costs the start of new ones, and a run of your own may end so, "
         f"too; find the cause. {first}{told[0]}"
+    )
+
+
+HARDLY = 1e-3
+"""A loss that changes by less, as a share of itself, from one of a run's evaluations to another is that of a run that hardly trains."""
+
+
+def _hardly_trains(config: StudyConfig, study: Study) -> str:
+    """Return that no full run's loss changes; empty where one does, or none was evaluated twice."""
+    runs = [trial for trial in study.trials.values() if trial.is_full_run and trial.state is TrialState.COMPLETE]
+    curves = [[loss for point in trial.history if (loss := point.get("val_loss")) is not None] for trial in runs]
+    changes = [(max(losses) - min(losses)) / abs(losses[0]) for losses in curves if len(losses) > 1 and losses[0]]
+    if not changes or max(changes) >= HARDLY:
+        return ""
+    return (
+        f"in no run did the validation loss change by more than {100 * max(changes):.2g}% from one evaluation to another, so batches and "
+        f"learning rates can hardly be told apart; raise optimizer.lr ({config.optimizer.lr:g}) or sample_budget ({config.sample_budget:,})"
     )
 
 

@@ -296,6 +296,14 @@ def test_the_losses_are_the_means_of_the_seeds() -> None:
     assert "Measured with 2 seeds, " in found.verdict
 
 
+def test_losses_that_hardly_change_are_said_first_with_what_to_raise() -> None:
+    flat = Run(8, ((30, 3.5007), (60, 3.5))), Run(32, ((30, 3.4005), (60, 3.4)))
+    said = recommended(runs=flat).answer.caveats[0]
+    assert all(one in said for one in ("0.02%", "raise optimizer.lr", "sample_budget")), said
+    learns = recommended(runs=(flat[0], LARGE))
+    assert not any("hardly" in caveat for caveat in learns.answer.caveats)
+
+
 # The machine
 
 
