@@ -688,7 +688,7 @@ def test_a_model_as_one_graph_that_does_not_fit_in_a_fresh_process_gives_way_to_
     assert findings.chosen.point == OperatingPoint(NONE, 18)
     assert findings.taken == {}
     assert {form.mode.compile for size in measured_sizes(findings) for form in forms(findings, size, 1)} == {True}
-    assert any("checkpointing none, compiled as one graph fitted when it was" in note for note in found.notes), (
+    assert any("checkpointing none (compiled as one graph) fitted when it was" in note for note in found.notes), (
         found.notes
     )
     edge = World(
