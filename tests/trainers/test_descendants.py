@@ -22,6 +22,14 @@ STARTS = {
 }
 
 
+def started(code: str, tmp_path: Path) -> subprocess.Popen[str]:
+    """Return a process that runs this code; what it starts is found by `descended_from(tmp_path)`."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DESCENDS_FROM": str(tmp_path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
 @pytest.mark.parametrize("what", STARTS)
 def test_nothing_that_a_process_has_started_outlives_it(what: str, tmp_path: Path) -> None:
     code = f"""
@@ -34,10 +42,7 @@ print("started", flush=True)
 input()
 end_descendants()
 """
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "DESCENDS_FROM": str(tmp_path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
+    process = started(code, tmp_path)
     try:
         assert process.stdout is not None
         process.stdout.readline()
@@ -72,10 +77,7 @@ assert not adopts_orphans()
 print(*[one.pid for one in kept if one.poll() is None], flush=True)
 input()
 """
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "DESCENDS_FROM": str(tmp_path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
+    process = started(code, tmp_path)
     try:
         assert process.stdout is not None
         kept = [int(number) for number in process.stdout.readline().split()]
