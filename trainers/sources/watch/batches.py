@@ -310,10 +310,10 @@ def within(loader: Any) -> Any:
     """Return the loader in what is around it: accelerate's, or an object of the script's that goes through it."""
     if type(loader).__module__.partition(".")[0] == "accelerate":
         return getattr(loader, "base_dataloader", loader)
-    # isinstance would ask the object for its class, and some of torch's warn then.
+    # isinstance would ask an object for its class, and some of torch's warn then.
     if issubclass(type(loader), DataLoader) or not hasattr(type(loader), "__iter__"):
         return loader
-    inner = [one for one in getattr(loader, "__dict__", {}).values() if isinstance(one, DataLoader)]
+    inner = [one for one in getattr(loader, "__dict__", {}).values() if issubclass(type(one), DataLoader)]
     return inner[0] if len(inner) == 1 else loader
 
 

@@ -4,6 +4,7 @@ were seen is not used."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import itertools
 import math
@@ -81,7 +82,7 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
     """Return the loss of a batch. What is tried first is what scripts do most: a loop over a DataLoader, then a call that returns
     batches, then the same tensors in every step."""
     assert seen.backward is not None
-    reasons, changes = list[str](), False
+    reasons, changes, of_one_size = list[str](), False, list[str]()
     for place, code in _codes(seen.backward):
         if carried := _carried(code, place):
             # A wider piece of the script would hide it; and what a narrower one has told says more.
@@ -95,8 +96,12 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
                 continue
             found = _function(code, place, _counting(bound, counters, _COUNTS[0]))
             factor = _replayed(found, bound, seen)
-            if not isinstance(factor, str) and isinstance(bound.source, FromRows) and not _has_rows(found, bound, seen):
-                reasons.insert(0, _WHOLE)
+            if (
+                not isinstance(factor, str)
+                and isinstance(bound.source, FromRows)
+                and (fault := _fault_of_some_rows(found, bound, seen))
+            ):
+                of_one_size.append(fault)
                 continue
             if not isinstance(factor, str) and (fault := _fault_of_another(found, bound, seen)) is not None:
                 resets = [one for one in code.resets if _is_known(one, bound, seen)]
@@ -109,11 +114,12 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
             if not isinstance(factor, str):
                 return LossOfBatch(found.text, found.call, factor, Batches(bound.source, bound.seen), place, code)
             reasons.append(factor)
-    if reasons[:1] == [_WHOLE] or (seen.same_in_each_step and not seen.backward.fetched):
+    if seen.same_in_each_step and (of_one_size or not seen.backward.fetched):
         raise NoStudy(_WHOLE)
     if not seen.backward.fetched:
         why = (without_rows(code, place, seen) for place, code in _codes(seen.backward))
         reasons = [*filter(None, why), *reasons]
+    reasons = [*of_one_size, *reasons]  # what gave the loss that was seen says most
     reason = reasons[0] if reasons else "no loop was found that takes a batch, computes its loss and calls backward"
     return NotReplayed(reason, None if changes else _of_a_loader(seen))
 
@@ -129,11 +135,9 @@ def _fault_of_another(made: _Made, bound: Bound, seen: Seen) -> str | None:
     """Return what happens if the first batch comes once more, with the same random numbers: an error's text, or nothing where its loss is
     another; None where it is the same."""
     assert seen.backward is not None
-    copies, outer = Copies(seen), RandomState.now()
     losses = list[float]()
     try:
-        copies.put_in_use(seen)
-        with torch.enable_grad():
+        with _on_copies(seen), torch.enable_grad():
             for _ in range(2):
                 (bound.random or seen.backward.random).put_back()
                 loss = made.call(copy.deepcopy(bound.seen))
@@ -144,9 +148,6 @@ def _fault_of_another(made: _Made, bound: Bound, seen: Seen) -> str | None:
             f"its modules keep a state from one batch to the next ({type(error).__name__}: {str(error).partition('.')[0]}), and no statement of "
             "its loop was found that resets it"
         )
-    finally:
-        give_back(seen, copies.number)
-        outer.put_back()
     return None if math.isclose(*losses, rel_tol=SAME_AGAIN) else ""
 
 
@@ -156,18 +157,26 @@ def _is_known(reset: ast.stmt, bound: Bound, seen: Seen) -> bool:
     return not reads_of(reset) & changing(seen) - given
 
 
-def _has_rows(made: _Made, bound: Bound, seen: Seen) -> bool:
-    """True if the loss of some of the rows can be computed: what else it reads goes with any of them."""
+def _fault_of_some_rows(made: _Made, bound: Bound, seen: Seen) -> str | None:
+    """Return why the loss of half of the rows cannot be computed; None where it can: what else it reads goes with any of them."""
+    try:
+        with _on_copies(seen):
+            made.call([one[: len(one) // 2] for one in copy.deepcopy(bound.seen)])
+    except (Exception, Enough) as error:  # of the script's code, which has only ever had all of them
+        return f"its statements take batches of one size alone: with half of the rows they raised {type(error).__name__}: {error}"
+    return None
+
+
+@contextlib.contextmanager
+def _on_copies(seen: Seen) -> Iterator[Copies]:
+    """Within this, the script's statements work on a copy of what it trains, and draw random numbers that nobody misses."""
     copies, outer = Copies(seen), RandomState.now()
     try:
         copies.put_in_use(seen)
-        made.call([one[: len(one) // 2] for one in copy.deepcopy(bound.seen)])
-    except Exception:  # of the script's code, which has only ever had all of them
-        return False
+        yield copies
     finally:
         give_back(seen, copies.number)
         outer.put_back()
-    return True
 
 
 def _of_a_loader(seen: Seen) -> Batches | None:
@@ -370,10 +379,8 @@ def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
         one.random for one in seen.backward.fetched
     )  # a loader that fetches ahead draws after the batch that is trained on
     for random in (state for state in (bound.random, seen.backward.random, *fetched) if state is not None):
-        copies, outer = Copies(seen), RandomState.now()
         try:
-            copies.put_in_use(seen)
-            with torch.enable_grad():
+            with _on_copies(seen) as copies, torch.enable_grad():
                 random.put_back()
                 loss = made.call(copy.deepcopy(bound.seen))  # which they may change, as who normalizes in place
                 loss.backward()
@@ -383,9 +390,6 @@ def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
         ) as error:  # of the script's code, under other names than its own; it may fetch another batch
             told.append(f"its statements raised {type(error).__name__}: {error}")
             continue
-        finally:
-            give_back(seen, copies.number)
-            outer.put_back()
         reasons = {factor: _far(loss, copies.modules, seen, factor) for factor in _factors(seen)}
         if (factor := next((one for one, reason in reasons.items() if reason is None), None)) is not None:
             return factor

@@ -940,6 +940,14 @@ def test_rows_that_a_script_takes_itself_are_the_samples(folder: Path, form: str
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_rows_that_are_taken_in_one_number_alone_leave_the_loss_to_be_written(folder: Path) -> None:
+    """They are others in each step, so that there is a batch to choose, once the loss takes one of another size."""
+    step = "optimizer.zero_grad(); F.cross_entropy(net(x.view(6, 8)), y).backward(); optimizer.step()"
+    body = textwrap.indent(ROWS["a slice"].replace("STEP", step), "    ")
+    with pytest.raises(ValueError, match="batches of one size alone"):
+        watched(folder, f"optimizer = torch.optim.Adam(net.parameters())\nfor epoch in range(5):\n{body}\n")
+
+
 @pytest.mark.parametrize(
     "loop",
     [
