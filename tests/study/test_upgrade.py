@@ -74,6 +74,17 @@ def test_trials_with_the_knob_that_is_gone_are_left_out_and_all_others_stand(run
     assert [stage.memory_knobs for stage in found.config.stages if isinstance(stage, Frontier)] == [()]
 
 
+@pytest.mark.parametrize("split", [{}, {"sample_budget": 80_000}])
+def test_a_real_run_that_does_not_say_how_its_batch_is_split_is_none(run_dir: Path, split: dict[str, int]) -> None:
+    path = run_dir / "journal.jsonl"
+    records = records_of(path)
+    concluded = next(one for one in records if one["kind"] == "concluded")
+    told = concluded | {"stage": "horizons", "findings": {"samples": 90_000} | split}
+    path.write_bytes(b"".join(line_of(json.dumps(one).encode()) for one in [*records, told]))
+    found = replay(path, "every-state").conclusions["horizons"]
+    assert (found.reason, found.findings) == (concluded["reason"], told["findings"] if split else None)
+
+
 def test_a_line_of_an_earlier_format_that_says_nonsense_is_named(run_dir: Path) -> None:
     path = run_dir / "journal.jsonl"
     records = records_of(path)
