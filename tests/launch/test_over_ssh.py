@@ -3,29 +3,24 @@ and worker are machines in namespaces."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shlex
 import subprocess
-import sys
-import sysconfig
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.launch.over_ssh import SentStudy, make_token, run_command, status_command
-from tests.faults.scene import until
-from tests.support.cluster_file import cluster_yaml, local_variant
-from tests.support.machines import CLONE, HOME, Machine, listens_for_ssh, machines, missing
-from tests.support.processes import read
+from tests.faults.driver import has
+from tests.support import ssh_site
+from tests.support.machines import HOME, missing
+from tests.support.ssh_site import ON_THE_LAPTOP, Site
 from tests.support.studies import TINY, grid
 
 HOSTILE = "a b;touch INJECTED $(touch INJECTED) `touch INJECTED` 'x' \"y\" $HOME ~ * !! && | >INJECTED"
@@ -97,24 +92,7 @@ def test_the_key_is_made_once_and_is_its_owners_alone(clone: Path) -> None:
 
 # With real daemons
 
-KEY = HOME / ".ssh/id_ed25519"
-ON_THE_LAPTOP, ON_THE_HEAD = HOME / "clone", HOME / "batchscout"
 STUDY = TINY | {"name": "sent", "sample_budget": 64, "stages": grid(learning_rate=[1e-3])}
-
-
-@dataclass(frozen=True)
-class Site:
-    laptop: Machine
-    head: Machine
-    worker: Machine
-    runs: Path
-    """The run directories, on storage that the head, the worker and this machine see."""
-
-    def ray(self, *command: str, code: int = 0) -> str:
-        return self.laptop.run("ray", *command, code=code, folder=ON_THE_LAPTOP)
-
-    def batchscout(self, *arguments: str, code: int = 0) -> str:
-        return self.laptop.run(sys.executable, "-m", "batchscout", *arguments, code=code, folder=ON_THE_LAPTOP)
 
 
 @pytest.fixture(scope="module")
@@ -122,48 +100,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     why = missing()
     if why is not None:
         pytest.skip(why)
-    with contextlib.ExitStack() as stack:
-        folder, shared = tmp_path_factory.mktemp("machines"), tmp_path_factory.mktemp("shared")
-        laptop, head, worker = stack.enter_context(machines(folder, ("laptop", "head", "worker"), [shared]))
-        laptop.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(KEY))
-        for machine in (head, worker):
-            stack.enter_context(listens_for_ssh(machine, laptop.run("cat", f"{KEY}.pub")))
-            machine.run("mkdir", str(ON_THE_HEAD))
-            machine.run("ln", "-s", str(shared), str(ON_THE_HEAD / "runs"))
-        left_out = [f"--exclude={pattern}" for pattern in cluster_yaml()["rsync_exclude"]]
-        laptop.run("rsync", "-a", *left_out, f"{CLONE}/", f"{ON_THE_LAPTOP}/")
-        laptop.write(ON_THE_LAPTOP / "cluster.yaml", yaml.safe_dump(cluster_file(head, worker)))
-        yield Site(laptop, head, worker, shared)
-
-
-def cluster_file(head: Machine, worker: Machine) -> dict[str, Any]:
-    """The local variant for these machines, whose set-up takes from this machine what it would download."""
-    file = local_variant()
-    file["provider"] |= {"head_ip": head.address, "worker_ips": [worker.address]}
-    file["auth"] |= {"ssh_user": "root", "ssh_private_key": str(KEY)}
-    return file | {"setup_commands": list(map(set_up, file["setup_commands"])), "head_setup_commands": []}
-
-
-def set_up(command: str) -> str:
-    if "cloud-init" in command:  # for a machine that is new
-        return "true"
-    if "apt-get install" in command:
-        return "which rsync tmux"
-    if "-m venv" in command:
-        return f"test -d ~/env || {sys.executable} -m venv --without-pip ~/env"
-    if "pip install" in command:
-        site = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
-        programs = {
-            "batchscout": "batchscout.orchestrator.cli import program",
-            "ray": "ray.scripts.scripts import main as program",
-        }
-        written = {
-            f"~/env/bin/{name}": f"#!{HOME}/env/bin/python\nfrom {it}\nprogram()\n" for name, it in programs.items()
-        }
-        written["$(echo ~/env/lib/python*/site-packages)/all.pth"] = f"{ON_THE_HEAD}\n{site}\n"
-        writes = [f"printf %s {shlex.quote(text)} > {path}" for path, text in written.items()]
-        return " && ".join([*writes, "chmod +x ~/env/bin/ray ~/env/bin/batchscout"])
-    return command
+    with ssh_site.site(tmp_path_factory.mktemp("machines"), tmp_path_factory.mktemp("shared"), lanes=[2]) as made:
+        yield made
 
 
 @pytest.mark.cluster
@@ -174,7 +112,7 @@ def test_a_cluster_is_started_given_studies_looked_at_and_ended_over_ssh(site: S
     sent = ("launch", "ray", f"mine/{HOSTILE}.yaml", "--yes", "--min-nodes", "2", "--set", f"name={name}", "--tmux")
     assert "how far it is:    ray exec -- cluster.yaml" in site.batchscout(*sent)
     until_complete(site, name)
-    assert any("raylet" in process for process in site.worker.processes())
+    assert any("raylet" in process for process in site.workers[0].processes())
 
     site.laptop.write(ON_THE_LAPTOP / "mine/plain.yaml", yaml.safe_dump(STUDY | {"name": name}))
     site.ray("rsync-up", "cluster.yaml", "./", "~/batchscout/")
@@ -204,7 +142,7 @@ def until_complete(site: Site, name: str) -> None:
 def nothing_leaks(site: Site) -> None:
     """No word of the user's was run, and nothing but its own file, closed to others, has the token."""
     token = site.laptop.run("cat", ".ray/auth_token")
-    for machine in (site.laptop, site.head, site.worker):
+    for machine in (site.laptop, site.head, *site.workers):
         where = ["/home", "/tmp/ray"]
         assert machine.run("find", *where, "-name", "INJECTED") == ""
         assert machine.run("stat", "--format=%a", ".ray", ".ray/auth_token").split() == ["700", "600"]
@@ -219,31 +157,17 @@ def test_a_study_that_was_submitted_over_ssh_and_killed_goes_on_where_it_was_whe
 ) -> None:
     model = {"target": "tests.support.studies:Sleeps", "kwargs": {"seconds": 0.02}}
     study = STUDY | {"name": "killed", "sample_budget": 512, "evaluations": 8, "model": model}
-    site.laptop.write(ON_THE_LAPTOP / "mine/killed.yaml", yaml.safe_dump(study))
+    site.write_study(study)
     site.laptop.run("sh", "-c", "umask 077; ray get-auth-token --generate")
     site.ray("up", "--yes", "cluster.yaml")
-    submit = ("ray", "submit", "cluster.yaml", "configs/submit.py", "mine/killed.yaml", "--min-nodes", "2")
-    first = subprocess.Popen(
-        site.laptop.command(submit, ON_THE_LAPTOP),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    journal = site.runs / "killed" / "journal.jsonl"
-    try:
-        until(lambda: first.poll() is not None or '"kind":"evaluated"' in read(journal), "an evaluation", 300)
-        assert first.poll() is None, first.communicate()[0]
-        running = [line.split() for line in site.head.run("ps", "-eww", "-o", "pid=,args=").splitlines()]
-        (driver,) = [pid for pid, *command in running if command[:1] == ["python"] and "submit.py" in command[1]]
-        site.head.run("kill", "-KILL", driver)
-    finally:
+    with site.submitted("killed", num_nodes=2) as first:
+        site.wait_for(has("evaluated"), "killed", first)
+        site.kill_driver()
         said, _ = first.communicate(timeout=60)
     assert first.returncode != 0, said
-    before = journal.read_text()
-    again = site.laptop.run(*submit, folder=ON_THE_LAPTOP)
+    before = site.journal("killed").read_text()
+    again = site.laptop.run(*site.submit("killed", num_nodes=2), folder=ON_THE_LAPTOP)
     assert "Train with  micro-batch 4" in again
-    assert journal.read_text().startswith(before), "nothing that was journaled is lost"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    kinds = Counter(line["kind"] for line in lines)
+    assert site.journal("killed").read_text().startswith(before), "nothing that was journaled is lost"
+    kinds = Counter(event.kind for event in site.events("killed"))
     assert (kinds["run_began"], kinds["evaluated"], kinds["ended"]) == (2, 8, 1), "no evaluation is made twice"
