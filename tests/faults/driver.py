@@ -96,14 +96,18 @@ def has(kind: str, count: int = 1) -> Callable[[list[Event]], bool]:
     return lambda events: sum(event.kind == kind for event in events) >= count
 
 
-def check_nothing_was_lost_or_doubled(driver: Driver, samples_between: int, evaluations: int) -> None:
-    """No trial ended twice, no evaluation made twice, and none missing."""
-    events = driver.events()
+def check_nothing_was_lost_or_doubled(
+    events: list[Event], study: Study, samples_between: int, evaluations: int
+) -> None:
+    """No trial ended twice, no evaluation made twice, and none missing.
+
+    events: of the journal of which `study` is the state.
+    """
     ended = [event.id for event in events if isinstance(event, Ended)]
     assert len(ended) == len(set(ended))
     evaluated = [(event.id, event.metrics["samples_seen"]) for event in events if isinstance(event, Evaluated)]
     assert len(evaluated) == len(set(evaluated))
-    for trial in driver.study().trials.values():
+    for trial in study.trials.values():
         seen = [point["samples_seen"] for point in trial.history]
         assert seen == [samples_between * (i + 1) for i in range(len(seen))]
         if trial.state is TrialState.COMPLETE:

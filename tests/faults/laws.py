@@ -21,7 +21,9 @@ from tests.support.map_style import map_style_sets
 
 def check_journal_only_grew(scene: Scene) -> None:
     assert scene.driver.events()[: len(scene.known)] == scene.known, "the journal's past changed"
-    check_nothing_was_lost_or_doubled(scene.driver, SAMPLE_BUDGET // EVALUATIONS, EVALUATIONS)
+    check_nothing_was_lost_or_doubled(
+        scene.driver.events(), scene.driver.study(), SAMPLE_BUDGET // EVALUATIONS, EVALUATIONS
+    )
 
 
 def check_it_ended_as_undisturbed(scene: Scene, undisturbed: Driver) -> None:
@@ -31,7 +33,9 @@ def check_it_ended_as_undisturbed(scene: Scene, undisturbed: Driver) -> None:
         losses = [point["val_loss"] for point in study.trials[trial_id].history]
         assert losses == [point["val_loss"] for point in trial.history], "to the bit"
     assert recommended(scene.driver) == recommended(undisturbed)
-    check_nothing_was_lost_or_doubled(scene.driver, SAMPLE_BUDGET // EVALUATIONS, EVALUATIONS)
+    check_nothing_was_lost_or_doubled(
+        scene.driver.events(), scene.driver.study(), SAMPLE_BUDGET // EVALUATIONS, EVALUATIONS
+    )
     told = [event for event in scene.driver.events() if is_of_a_damaged_line(event)]
     assert len(told) == scene.num_damaged_lines, "every damaged line is told, once"
 
