@@ -209,7 +209,7 @@ def test_status_keeps_every_word_and_the_width_of_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     _, out, _ = call(capsys, "status", str(run_dir))
     trials = replay(run_dir / "journal.jsonl", "tiny").trials.values()
-    assert all(" ".join(trial.explanation.split()) in " ".join(out.split()) for trial in trials)
+    assert all(" ".join(trial.explanation_beside_state.split()) in " ".join(out.split()) for trial in trials)
     figures = {line for line in out.splitlines() if line[2:].startswith("grid-")}
     assert len(figures) == len(trials)
     commands = {

@@ -225,7 +225,7 @@ def rungs_line(trials: Sequence[Trial]) -> str:
 def trial_line(trial: Trial, rate_unit: str) -> str:
     """Return a trial's figures, or else its explanation; both if an earlier study has measured it, or an earlier try
     failed."""
-    figures, explanation = trial_metrics(trial, trial.metrics, rate_unit), trial.explanation
+    figures, explanation = trial_metrics(trial, trial.metrics, rate_unit), trial.explanation_beside_state
     both = trial.reused or trial.earlier_tries
     return "; ".join(filter(None, [figures, explanation])) if both else explanation or figures
 

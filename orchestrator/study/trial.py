@@ -164,14 +164,22 @@ class Trial:
     def explanation(self) -> str:
         """One line of the cause's code, the reason, the study that measured it, and how the try before this one ended; empty if
         there is nothing to say."""
+        return self._explained(self._reason)
+
+    @property
+    def explanation_beside_state(self) -> str:
+        """The explanation, to be read beside the state: without the cause's code where that is the state's own word."""
+        return self._explained(self.reason if self._is_its_own_cause else self._reason)
+
+    def _explained(self, reason: str) -> str:
         again = f"tried again; before it {self.earlier_tries[-1]}" if self.earlier_tries else ""
         reused = f"reused: measured on {self.reused.day} in {quoted(self.reused.run_dir)}" if self.reused else ""
-        return "; ".join(filter(None, [self._reason, reused, again]))
+        return "; ".join(filter(None, [reason, reused, again]))
 
     @property
     def how_it_ended(self) -> str:
         """Its state, and why, in a line."""
-        if self.cause is not None and self.cause.code == self.state:
+        if self._is_its_own_cause:
             return self._reason
         return f"{self.state}{self._reason and f' ({self._reason})'}"
 
@@ -181,6 +189,11 @@ class Trial:
         loss, samples = self.metric("val_loss"), self.metric("samples_seen")
         at = [f"after {samples:,.0f} samples" if samples else "", f"at val loss {loss:.4f}" if loss is not None else ""]
         return " ".join(filter(None, [self.how_it_ended, *at]))
+
+    @property
+    def _is_its_own_cause(self) -> bool:
+        """As of what ran out of memory."""
+        return self.cause is not None and self.cause.code == self.state
 
     @property
     def _reason(self) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.output.report.page import render_report
@@ -82,3 +83,16 @@ def test_the_three_hold_every_state_that_a_trial_can_be_in() -> None:
     states = {trial.state for run in RUNS for trial in read(run)[1].trials.values()}
     assert states == set(TrialState)
     assert any(trial.reused for trial in read("every_end")[1].trials.values())
+
+
+def test_a_state_is_said_once_in_its_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not again as the cause of itself."""
+    monkeypatch.setenv("COLUMNS", "250")
+    for run in ("every_end", "every_state"):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main(["status", str(GOLDEN / run)])
+    lines = capsys.readouterr().out.splitlines()
+    for state in (TrialState.OUT_OF_MEMORY, TrialState.FAILED):
+        said = [line for line in lines if f" {state} " in line]
+        assert said
+        assert all(line.count(state) == 1 for line in said)

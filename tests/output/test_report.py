@@ -118,7 +118,7 @@ def test_every_stage_has_its_question_its_conclusion_a_plot_and_its_trials(html:
         assert "svg" in page.tags[stage]
         for trial in study.of_stage(stage):
             assert trial.id in text
-            assert trial.explanation in text
+            assert trial.explanation_beside_state in text
 
 
 def test_one_table_has_the_trials_of_all_stages_where_several_have_any(html: str, config: StudyConfig) -> None:
@@ -309,7 +309,7 @@ def test_text_that_is_no_unicode_is_still_written(tmp_path: Path, config: StudyC
     write_report(tmp_path / "report.html", config, study, torn)
     written = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "a torn ? character" in written
-    assert "failed: half a ? letter in an error's text" in written
+    assert "half a ? letter in an error's text" in written
 
 
 def test_the_report_is_replaced_whole(tmp_path: Path, config: StudyConfig, study: Study, html: str) -> None:

@@ -135,7 +135,7 @@ def _setting(trial: Trial, key: str) -> object:
 
 def _row_values(trial: Trial, state: str, cells: list[str], best: bool) -> list[JsonValue]:
     """Return what `_trial_rows` writes, as data."""
-    return [trial.id, trial.role, state, trial.explanation, best, *cells]
+    return [trial.id, trial.role, state, trial.explanation_beside_state, best, *cells]
 
 
 def _more_rows(rows: Sequence[JsonValue]) -> list[Element]:
@@ -172,7 +172,7 @@ def _trial_rows(trial: Trial, state: str, cells: list[str], best: bool) -> list[
         *[number_cell(cell) for cell in cells],
         class_=" ".join(names),
     )
-    reason = element("tr", element("td", trial.explanation, colspan=2 + len(cells), class_="reason"))
+    reason = element("tr", element("td", trial.explanation_beside_state, colspan=2 + len(cells), class_="reason"))
     return [numbers, reason] if trial.explanation else [numbers]
 
 
