@@ -6,11 +6,13 @@ Loads neither Ray nor torch: some of it is in the way of their import.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import resource
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import traceback
@@ -36,6 +38,8 @@ LEAST_OPEN_FILES = 256
 """Ray's servers hold some 70 each, and more with every rank."""
 LEAST_THREADS = 300
 """Those of a study with one rank on two cores."""
+_SIOCGIFADDR = 0x8915
+"""Linux' number of the question for the IPv4 address of a network interface."""
 LEAST_ADDRESSES_BYTES = 8 * 2**30
 """What Ray's raylet and a rank reserve beside the object store, nearly all of it without using it."""
 
@@ -63,12 +67,16 @@ class Environment:
     warning_options: Sequence[str] = ()
     """Python's -W and PYTHONWARNINGS, one each: action:message:category:module:line."""
     interfaces: Sequence[str] = ()
-    """The network interfaces of this machine."""
+    """The network interfaces of this machine that have an address."""
+    without_address: Sequence[str] = ()
+    """Its others, such as one that is down."""
     most: Limits = field(default_factory=lambda: Limits())
     has_bash: bool = True
     """Whether a program of that name is on the PATH."""
     has_home: bool = True
     """False where neither HOME nor the machine's list of users says where this user's home is."""
+    has_ray_folder: bool = True
+    """False where RAY_TMPDIR names what is no folder."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +88,31 @@ class Obstacle:
 
 
 def observed_environment() -> Environment:
-    interfaces = tuple(name for _, name in socket.if_nameindex())
+    names = [name for _, name in socket.if_nameindex()]
+    addressed = [name for name in names if _has_address(name)]
     has_home = not os.path.expanduser("~").startswith("~")
     has_bash = shutil.which("bash") is not None
     return Environment(
-        dict(os.environ), sys.flags.optimize, tuple(sys.warnoptions), interfaces, observed_limits(), has_bash, has_home
+        dict(os.environ),
+        sys.flags.optimize,
+        tuple(sys.warnoptions),
+        addressed,
+        [name for name in names if name not in addressed],
+        observed_limits(),
+        has_bash,
+        has_home,
+        has_ray_folder=Path(os.environ.get("RAY_TMPDIR") or "/").is_dir(),
     )
+
+
+def _has_address(interface: str) -> bool:
+    with contextlib.suppress(OSError):  # there is no IPv6
+        if any(line.split()[-1] == interface for line in Path("/proc/net/if_inet6").read_text().splitlines()):
+            return True
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, contextlib.suppress(OSError):  # it has none
+        fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", os.fsencode(interface)))
+        return True
+    return False
 
 
 def observed_limits() -> Limits:
@@ -160,6 +187,11 @@ def obstacles_here(found: Environment, num_ranks: int, *, on_gpu: bool) -> Itera
             f"Ray starts its processes with bash, and there is none on the PATH ({found.variables.get('PATH', '')})",
             "install it (apt-get install bash, or apk add bash), or add its folder to PATH",
         )
+    if not found.has_ray_folder:
+        yield Obstacle(
+            f"RAY_TMPDIR is {found.variables['RAY_TMPDIR']}, where Ray's logs and sockets would lie, and that is no folder",
+            "make it, or unset RAY_TMPDIR",
+        )
     addresses = LEAST_ADDRESSES_BYTES + found.most.object_store_bytes
     if found.most.addresses_bytes < addresses:
         yield Obstacle(
@@ -218,9 +250,16 @@ def obstacles_between_ranks(found: Environment, *, on_gpu: bool) -> Iterator[Obs
         name for name in names if not any(one == name if is_whole else one.startswith(name) for one in found.interfaces)
     ]
     if missing == names if on_gpu else missing:
+        down = [name for name in missing if name in found.without_address]
+        here = socket.gethostname()
+        lacks = (
+            f"{here}'s network interface {' or '.join(down)} has no address"
+            if down
+            else f"{here} has no network interface {' or '.join(missing)}"
+        )
         yield Obstacle(
-            f"{variable} is {value}, and {socket.gethostname()} has no network interface {' or '.join(missing)}, by which the ranks could reach each "
-            f"other; it has {', '.join(found.interfaces)}",
+            f"{variable} is {value}, and {lacks}, by which the ranks could reach each other; {'those with one are' if down else 'it has'} "
+            f"{', '.join(found.interfaces)}",
             f"unset {variable}, or name one that is there",
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -94,6 +95,28 @@ def test_a_network_interface_that_is_not_there_is_refused_with_those_that_are(mo
     ):
         check_host(two)
     check_host(one)
+
+
+def test_an_interface_without_an_address_serves_no_ranks() -> None:
+    names = [name for _, name in socket.if_nameindex()]
+    found = observed_environment()
+    assert "lo" in found.interfaces
+    assert sorted([*found.interfaces, *found.without_address]) == sorted(names)
+    down = Environment({"GLOO_SOCKET_IFNAME": "ib0"}, interfaces=HERE, without_address=["ib0"])
+    (told,) = obstacles_here(down, 2, on_gpu=False)
+    assert "network interface ib0 has no address" in told.finding
+    assert "unset GLOO_SOCKET_IFNAME" in told.remedy
+
+
+def test_a_folder_for_rays_sessions_that_is_not_there_is_named_by_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert [*obstacles_here(observed_environment(), 1, on_gpu=False)] == []
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "not made"))
+    (told,) = obstacles_here(observed_environment(), 1, on_gpu=False)
+    assert f"RAY_TMPDIR is {tmp_path}/not made" in told.finding
+    assert "unset RAY_TMPDIR" in told.remedy
 
 
 def as_a_user_without_a_name(first: str, **variables: str) -> subprocess.CompletedProcess[str]:

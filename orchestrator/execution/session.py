@@ -53,6 +53,7 @@ from batchscout.orchestrator.signals import interrupts_afterwards, left_if_stuck
 from batchscout.orchestrator.study.messages import Device
 from batchscout.orchestrator.units import counted
 from batchscout.trainers.descendants import adopts_orphans, end_descendants
+from batchscout.trainers.files import StorageLost
 
 # How long a study waits for the cluster's first CPU, and for nodes that it was told to wait for.
 SECONDS_FOR_A_NODE, SECONDS_FOR_ALL_NODES = 60, 900
@@ -152,13 +153,18 @@ def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any], s
 
 @contextlib.contextmanager
 def _start_told(suspects: str) -> Iterator[None]:
-    """Say what it means that Ray gives up a start: after half a minute, which it cannot be told to lengthen. suspects: the user's settings
-    that may be to blame, in words."""
+    """Say what it means that Ray gives up a start: after half a minute, which it cannot be told to lengthen; and what may be to blame where
+    it raises something else. suspects: the user's settings that may be to blame, in words."""
     try:
         yield
     except Exception as error:
         if type(error) is not Exception:  # what Ray raises then has no class of its own
-            raise
+            if isinstance(error, (OSError, StorageLost)) or not suspects:
+                raise
+            said = " ".join(str(error).split())
+            raise ValueError(
+                f"Ray does not start on this machine ({type(error).__name__}: {said}); {suspects}"
+            ) from error
         seen = [told for told in (suspects, logs_told()) if told]
         raise ValueError(
             f"Ray did not start on this machine: {str(error).splitlines()[0]} It gives up after half a minute, as it does where the machine is "

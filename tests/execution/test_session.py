@@ -19,6 +19,7 @@ from typing import NoReturn
 import pytest
 import ray
 import torch
+from ray.exceptions import AuthenticationError
 
 from batchscout.orchestrator.config.load import parse_study
 from batchscout.orchestrator.execution.nodes.autoscaler import MayStart, NoAutoscaler, Unreadable
@@ -90,6 +91,23 @@ def test_a_start_that_ray_gives_up_is_told_with_the_remedy(monkeypatch: pytest.M
     assert not [
         name for name in (*DRIVER_ENVIRONMENT, *RANK_ENVIRONMENT, "RAY_AUTH_TOKEN") if name in str(raised.value)
     ]
+
+
+def test_a_start_that_a_setting_ends_is_told_with_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Ray 2.60 raises it for a token's file that is not there: it reads that setting once, when it is imported."""
+
+    def refuses(*_: object, **__: object) -> NoReturn:
+        raise AuthenticationError("RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty: /nowhere.")
+
+    monkeypatch.setattr(ray, "init", refuses)
+    for name in [name for name in os.environ if name.startswith(("PYTHON", "RAY_", "TORCH"))]:
+        monkeypatch.delenv(name)
+    with pytest.raises(AuthenticationError):
+        start_ray(parse_study(ON_TEXT, "it"), None, tmp_path)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
+    told = r"^Ray does not start on this machine \(AuthenticationError: .*/nowhere.*\); the environment has RAY_AUTH_TOKEN_PATH: try it without$"
+    with pytest.raises(ValueError, match=told):
+        start_ray(parse_study(ON_TEXT, "it"), None, tmp_path)
 
 
 def test_no_study_waits_for_more_nodes_than_there_may_be() -> None:
