@@ -22,6 +22,7 @@ from batchscout.orchestrator.signals import (
 from batchscout.orchestrator.study.storage.place import RunPlace, run_place_of
 from batchscout.orchestrator.terminal import (
     draw_no_bars_in_a_log,
+    leave_full_stdout,
     open_closed_streams,
     printable,
     show_exception,
@@ -71,7 +72,9 @@ def _exit_code(arguments: argparse.Namespace) -> int:
     try:
         if lost := _lost_directory():
             raise ValueError(lost)
-        return arguments.verb(arguments)
+        code = arguments.verb(arguments)
+        sys.stdout.flush()
+        return code
     except SystemExit as error:  # no verb ends so by itself: the user's code would end the program without a word
         said = f"batchscout: the study's own code {exit_text(error)}; fix the reason, here:"
         print(printable("\n".join([said, *traceback.format_tb(error.__traceback__)])), file=sys.stderr)
@@ -87,6 +90,14 @@ def _exit_code(arguments: argparse.Namespace) -> int:
         if not (lost := _lost_directory()):
             raise
         print(f"batchscout: {lost}, and run the same command again", file=sys.stderr)
+        return 1
+    except OSError as error:  # of a file it has a name
+        if error.filename is not None or not (reason := leave_full_stdout()):
+            raise
+        print(
+            f"batchscout: stdout could not be written: {reason}; print to another place, and run the same command again",
+            file=sys.stderr,
+        )
         return 1
     except StorageLost as error:
         print(f"batchscout: {printable(str(error))}; fix that, and run the same command again", file=sys.stderr)

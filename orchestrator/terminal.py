@@ -46,6 +46,18 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115 - until the end
 
 
+def leave_full_stdout() -> str:
+    """Let what is still printed go nowhere where stdout cannot be written to, as a log on a full disk; return why, empty where it can be."""
+    try:
+        os.write(1, b"\n")
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        return str(error.strerror)
+    return ""
+
+
 def spell_out_what_cannot_be_printed() -> None:
     """Have a terminal or log whose encoding lacks a letter get its number: the error would hide how a study ended."""
     for stream in (sys.stdout, sys.stderr):

@@ -569,6 +569,16 @@ def test_a_stream_that_is_closed_changes_no_exit_code_and_no_file_gets_its_numbe
         assert subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60).returncode == 0
 
 
+@for_every(verb=["status", "explain", "schema"])
+def test_a_log_on_a_full_disk_is_named(verb: str, run_dir: Path) -> None:
+    told = {"status": [str(run_dir)], "explain": [str(run_dir), run_at(max(FIELD))], "schema": ["study"]}[verb]
+    command = shlex.join([sys.executable, "-m", "batchscout", verb, *told])
+    settings = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", f"{command} > /dev/full"], env=settings, capture_output=True, text=True)
+    said = "batchscout: stdout could not be written: No space left on device; print to another place, and run the same command again\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 @for_every(verb=["status", "plan", "run", "doctor"])
 def test_a_directory_that_is_gone_is_named_by_every_verb(verb: str) -> None:
     with tempfile.TemporaryDirectory() as here:

@@ -66,5 +66,6 @@ def schema(arguments: argparse.Namespace) -> int:
 
     path = schema_path(arguments.of)
     with own_file(path, "read"):
-        sys.stdout.write(path.read_text())
+        text = path.read_text()
+    sys.stdout.write(text)
     return 0
