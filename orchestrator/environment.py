@@ -192,6 +192,11 @@ def obstacles_here(found: Environment, num_ranks: int, *, on_gpu: bool) -> Itera
             f"RAY_TMPDIR is {found.variables['RAY_TMPDIR']}, where Ray's logs and sockets would lie, and that is no folder",
             "make it, or unset RAY_TMPDIR",
         )
+    if counted := found.variables.get("RAY_OVERRIDE_RESOURCES"):
+        yield Obstacle(
+            f"RAY_OVERRIDE_RESOURCES is {counted}, and a study that has this machine alone would get what Ray counts by it, not what is there",
+            "unset RAY_OVERRIDE_RESOURCES, or start Ray with it yourself (ray start --head) and run with --address auto",
+        )
     addresses = LEAST_ADDRESSES_BYTES + found.most.object_store_bytes
     if found.most.addresses_bytes < addresses:
         yield Obstacle(

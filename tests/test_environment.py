@@ -119,6 +119,13 @@ def test_a_folder_for_rays_sessions_that_is_not_there_is_named_by_its_variable(
     assert "unset RAY_TMPDIR" in told.remedy
 
 
+def test_resources_that_ray_is_told_to_count_are_named_by_their_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 0}')
+    (told,) = obstacles_here(observed_environment(), 1, on_gpu=False)
+    assert 'RAY_OVERRIDE_RESOURCES is {"CPU": 0}' in told.finding
+    assert "unset RAY_OVERRIDE_RESOURCES" in told.remedy
+
+
 def as_a_user_without_a_name(first: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """What is refused to a user whom the machine does not know; `first` is what the shell does before."""
     if os.getuid() != 0:

@@ -242,7 +242,10 @@ def _trial_lines(context: StageContext[StageKeys], width: int, *, is_driven: boo
         for trial in trials
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [_line(row, widths, printable(trial.explanation_beside_state), width) for row, trial in zip(rows, trials, strict=True)]
+    return [
+        _line(row, widths, printable(trial.explanation_beside_state), width)
+        for row, trial in zip(rows, trials, strict=True)
+    ]
 
 
 def _marked(context: StageContext[StageKeys]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -268,10 +269,10 @@ def _is_discarded(path: PurePosixPath, kept: Mapping[str, bool]) -> bool:
 
 
 def logs_of(run_dir: Path, trial_id: str) -> list[Path]:
-    """Return what the ranks of a trial have left of its failure: tracebacks, and after them the stacks of crashes, the first of which it may
-    have survived."""
+    """Return what the ranks of a trial have left of its failure: tracebacks, and after them the stacks of crashes, the last one first: those
+    before it the trial has survived."""
     logs = trial_directory(run_dir, trial_id).glob("[ec]r*-rank*.log")
-    return sorted(logs, key=lambda log: (log.name.startswith("crash"), log.name))
+    return sorted(logs, key=lambda log: (-log.stat().st_mtime if log.name.startswith("crash") else -math.inf, log.name))
 
 
 def put_former_try_by(run_dir: Path, trial: Trial, published: StoredStudy | None = None) -> None:

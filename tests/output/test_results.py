@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,14 @@ def test_of_several_failures_the_first_is_named_with_its_log(tmp_path: Path) -> 
     log = tmp_path / "trials" / "train-m2" / "error-rank0.log"
     log.parent.mkdir(parents=True)
     log.write_text("Traceback")
+    for age, name in enumerate(("crash-rank0-9.log", "crash-rank0-1.log", "crash-rank0-5.log")):
+        crash = log.with_name(name)
+        crash.write_text("Fatal Python error")
+        os.utime(crash, (100 - age, 100 - age))
     last = finish(config, tmp_path, study).message.splitlines()[-1]
     expected = f"2 trials failed, the first of them train-m2: failed: my own mistake. Its log: {log}. Fix it"
     assert last.startswith(expected)
+    log.unlink()
+    assert f"Its log: {log.with_name('crash-rank0-9.log')}." in finish(config, tmp_path, study).message, (
+        "the last crash"
+    )
