@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 MOST_OF_A_LINE = 300
@@ -110,10 +114,24 @@ def innermost_line(error: BaseException, leave_out: str) -> str:
 
 
 def raised_text(error: BaseException) -> str:
-    """Return the exception's type, its first line where it has one, and what was noted on its way."""
+    """Return the exception's type, its first line where it has one, what was noted on its way, and which library a file hides that
+    lacks what was looked for in it."""
     said, name = first_line(error), type(error).__name__
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    notes = "".join(f" ({note})" for note in (*getattr(error, "__notes__", ()), *_hidden_library(error)))
     return f"{name if said == name else f'{name}: {said}'}{notes}"
+
+
+def _hidden_library(error: BaseException) -> Iterator[str]:
+    """Yield, at most once, the file in which a name was looked for, where that lies before a library of its name on sys.path."""
+    looked_in = getattr(error.obj, "__name__", None) if isinstance(error, AttributeError) else None
+    looked_in = error.name if isinstance(error, ImportError) else looked_in
+    module = sys.modules.get(str(looked_in).partition(".")[0])
+    if module is None or not (file := getattr(module, "__file__", None)) or not _is_the_users(file):
+        return
+    later = itertools.dropwhile(lambda folder: not Path(file).is_relative_to(Path(folder).absolute()), sys.path)
+    hidden = PathFinder.find_spec(module.__name__, [*later][1:])
+    if hidden is not None and hidden.origin not in (None, file):
+        yield f"{file} hides the library '{module.__name__}'; if that is meant, rename the file"
 
 
 def first_line(error: BaseException) -> str:

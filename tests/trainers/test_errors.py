@@ -1,0 +1,32 @@
+"""What is said of an exception of the user's code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from batchscout.trainers.errors import raised_text
+
+NAME = "a_library_of_this_test"
+
+
+@pytest.mark.parametrize(
+    "looks", [f"import {NAME}; {NAME}.Dataset", f"from {NAME} import Dataset", f"import {NAME}.arrow"]
+)
+def test_a_file_that_hides_a_library_is_named_where_the_librarys_own_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: str
+) -> None:
+    theirs, libraries = tmp_path / "work" / f"{NAME}.py", tmp_path / "libraries"
+    for file in (theirs, libraries / NAME / "__init__.py"):
+        file.parent.mkdir(parents=True)
+        file.write_text("mine = True\n")
+    monkeypatch.setattr(sys, "path", [str(theirs.parent), *sys.path])
+    for hides in (False, True):
+        monkeypatch.delitem(sys.modules, NAME, raising=False)
+        with pytest.raises((AttributeError, ImportError)) as raised:
+            exec(looks)
+        assert (f"{theirs} hides the library '{NAME}'" in raised_text(raised.value)) is hides
+        monkeypatch.setattr(sys, "path", [*sys.path, str(libraries)])
+    sys.modules.pop(NAME, None)
