@@ -19,23 +19,19 @@ LARGEST_UPLOAD_BYTES = 200 * 2**20
 RAY_SESSION = "session_20[0-9][0-9]-[0-9][0-9]-[0-9][0-9]_*"
 LEFT_OUT = (".?*", "__pycache__", "venv", "/runs", "/wandb", RAY_SESSION)
 
-LIBRARIES = frozenset({"numpy", "pandas", "pyarrow", "pydantic", "ray", "rich", "torch", "yaml"})
+LIBRARIES = frozenset(
+    {
+        *("attr", "attrs", "certifi", "click", "cloudpickle", "filelock", "fsspec", "google", "idna", "jinja2"),
+        *("jsonschema", "msgpack", "mpmath", "networkx", "numpy", "packaging", "pandas", "psutil", "pyarrow"),
+        *("pydantic", "pydantic_core", "ray", "requests", "rich", "sympy", "torch", "torchgen", "tqdm"),
+        *("typing_extensions", "urllib3", "yaml"),
+    }
+)
+"""What importing Ray and torch, or compiling, imports in turn."""
 NOBODY_IMPORTS = frozenset(
     {
-        *(
-            "antigravity",
-            "cgi",
-            "chunk",
-            "crypt",
-            "curses",
-            "filecmp",
-            "getopt",
-            "graphlib",
-            "idlelib",
-            "mailbox",
-            "pipes",
-        ),
-        *("sched", "test", "this", "tkinter", "trace", "turtle", "turtledemo", "wave"),
+        *("antigravity", "cgi", "chunk", "crypt", "curses", "filecmp", "getopt", "graphlib", "idlelib", "mailbox"),
+        *("pipes", "sched", "test", "this", "tkinter", "trace", "turtle", "turtledemo", "wave"),
     }
 )
 """Of Python's own modules: a user may have a package of tests by that name."""

@@ -182,6 +182,7 @@ def test_the_clone_itself_a_copy_of_it_and_a_folder_without_code_are_not_refused
         ("logging/__init__.py", True),
         ("torch.py", True),
         ("numpy/__init__.py", True),
+        ("typing_extensions.py", True),
         ("test/__init__.py", False),  # nobody imports Python's own
         ("logging/a.log", False),  # no package
         ("mine.py", False),
