@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from batchscout.orchestrator.study.events import FactsRead
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 from tests.support.example_study import example_config, example_recommendation, example_study, tell
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "quickstart"
 
 
 def side(label: str, recommendation: Recommendation | None = None, facts: Facts | None = None, **keys: Any) -> Side:
@@ -57,7 +60,7 @@ def test_a_change_that_neither_study_could_decide_is_no_finding() -> None:
 
 def test_learning_rates_that_neither_study_could_tell_apart_are_no_finding() -> None:
     run = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
-    recorded, _ = read_sides(run, Path(__file__).parents[1] / "golden" / "quickstart")
+    recorded, _ = read_sides(run, GOLDEN)
     assert recorded.recommendation is not None
     findings = trained(recorded.study)
     best = findings.of_batch(recorded.recommendation.effective_batch_size) if findings else None
@@ -98,6 +101,16 @@ def test_run_directories_are_named_by_what_tells_them_apart(
     found = labels(Path(first), Path(second))
     assert found[0] != found[1]
     assert named is None or found == named
+
+
+def test_a_loss_far_above_all_others_does_not_flatten_them(tmp_path: Path) -> None:
+    recorded, again = read_sides(GOLDEN, shutil.copytree(GOLDEN, tmp_path / "again"))
+    assert "above" not in "".join(comparison(recorded, again)).split('id="losses"')[1].split("</section>")[0]
+    assert recorded.recommendation is not None
+    trial = recorded.study.trials[recorded.recommendation.evidence.trial]
+    history = ({**trial.history[0], "val_loss": 1e3}, *trial.history[1:] * 3)
+    recorded.study.trials[trial.id] = replace(trial, history=history)
+    assert "1 evaluation above" in "".join(comparison(recorded, again))
 
 
 def test_studies_that_have_not_begun_compare() -> None:

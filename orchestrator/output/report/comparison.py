@@ -11,6 +11,7 @@ from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.pieces import within
 from batchscout.orchestrator.output.report.shell import page
 from batchscout.orchestrator.output.report.tables import html_table
+from batchscout.orchestrator.stages.curves import loss_axis
 from batchscout.orchestrator.stages.figures import CATEGORIES, Axis, Figure, Mark, Series, time_axis
 from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.units import number_text
@@ -61,13 +62,9 @@ def _losses(first: Side, second: Side) -> Figure:
     """Return the validation loss of both recommended runs over the time trained."""
     curves = [_curve(side, colour) for colour, side in zip(CATEGORIES, (first, second), strict=False)]
     longest = max((mark.x for curve in curves for mark in curve.marks), default=0.0)
-    return Figure(
-        "losses",
-        time_axis("training time", longest),
-        Axis("validation loss"),
-        tuple(curves),
-        "The recommended runs, and for a longer real run the study's own that is most like it.",
-    )
+    y_axis, cut = loss_axis([[mark.y for mark in curve.marks] for curve in curves])
+    said = f"The recommended runs, and for a longer real run the study's own that is most like it.{cut}"
+    return Figure("losses", time_axis("training time", longest), y_axis, tuple(curves), said)
 
 
 def _curve(side: Side, colour: int) -> Series:
