@@ -164,7 +164,8 @@ def _shared_text(trial: Trial, keys: Collection[str]) -> str:
 
 def _trial_rows(trial: Trial, state: str, cells: list[str], best: bool) -> list[Element]:
     """Return the row of numbers, and if there is an explanation a second row with it, over the whole width."""
-    names = [name for name, wanted in (("best", best), ("explained", bool(trial.explanation))) if wanted]
+    why = trial.explanation_beside_state
+    names = [name for name, wanted in (("best", best), ("explained", bool(why))) if wanted]
     numbers = element(
         "tr",
         element("td", element("code", trial.id), element("small", trial.role) if trial.role else None),
@@ -172,8 +173,8 @@ def _trial_rows(trial: Trial, state: str, cells: list[str], best: bool) -> list[
         *[number_cell(cell) for cell in cells],
         class_=" ".join(names),
     )
-    reason = element("tr", element("td", trial.explanation_beside_state, colspan=2 + len(cells), class_="reason"))
-    return [numbers, reason] if trial.explanation else [numbers]
+    reason = element("tr", element("td", why, colspan=2 + len(cells), class_="reason"))
+    return [numbers, reason] if why else [numbers]
 
 
 def facts_table(facts: Mapping[str, JsonValue]) -> Element:
