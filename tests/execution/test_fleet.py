@@ -14,7 +14,7 @@ from batchscout.orchestrator.execution.fleet import ClusterResources, Fleet
 from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.study.state import Halted
-from tests.faults.scene import until
+from tests.support.processes import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -26,10 +26,10 @@ from batchscout.orchestrator.study.trial import TrialState
 from batchscout.trainers.loop import train
 from batchscout.trainers.report import Report
 from batchscout.trainers.step_log import read_steps
-from tests.faults.scene import until
 from tests.support.blind_node import blind_node, why_there_is_no_blind_node
 from tests.support.nodes import cluster_of
 from tests.support.object_store import BUCKET, object_store, reached_at
+from tests.support.processes import until
 from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

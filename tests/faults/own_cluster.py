@@ -15,10 +15,10 @@ from batchscout.orchestrator.study.events import Evaluated, Noticed, Started, Tr
 from batchscout.orchestrator.study.storage.lock import is_locked
 from batchscout.trainers.files import sync
 from tests.faults.driver import Driver
-from tests.faults.scene import Scene, alive, title, until
+from tests.faults.scene import Scene, alive, title
 from tests.support.disk import Disk
 from tests.support.memory_group import MemoryGroup
-from tests.support.processes import descendants
+from tests.support.processes import descendants, until
 from tests.support.storage import Call, fault, interposed_library
 
 # A dead gcs or raylet is noticed, and the report is written, within this.

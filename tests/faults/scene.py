@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +80,3 @@ def alive(pid: int) -> bool:
 def title(pid: int) -> str:
     """Empty of a process that has ended, reaped or not."""
     return read(Path(f"/proc/{pid}/cmdline"))
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.1)

@@ -17,9 +17,10 @@ from typing import Any
 from batchscout.orchestrator.study.events import Event, RunBegan
 from batchscout.orchestrator.study.storage.lock import is_locked
 from tests.faults.driver import Driver, has
-from tests.faults.scene import Scene, until
+from tests.faults.scene import Scene
 from tests.support.disk import NotHere
 from tests.support.machines import CLONE, Machine, machines, missing
+from tests.support.processes import until
 from tests.support.storage import interposed_library
 
 PARTITION_SECONDS = 80.0

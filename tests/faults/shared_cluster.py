@@ -12,7 +12,8 @@ from typing import Any
 
 from batchscout.orchestrator.study.storage.lock import is_locked
 from tests.faults.driver import Driver
-from tests.faults.scene import Scene, alive, title, until
+from tests.faults.scene import Scene, alive, title
+from tests.support.processes import until
 
 # Train tries four times to find room for a lane; the outage is as long as several Train runs.
 OUTAGE_SECONDS = 25.0

@@ -9,6 +9,7 @@ import platform
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 LISTENING = "0A"
@@ -104,3 +105,10 @@ def kernel_tells() -> bool:
     """True if it is new enough to tell how another's child ended."""
     major, minor = re.findall(r"\d+", platform.release())[:2]
     return (int(major), int(minor)) >= (6, 15)
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.1)

@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from batchscout.orchestrator.study.events import Event
 from batchscout.orchestrator.study.lines import read_lines
 from tests.support.cluster_file import cluster_yaml, local_variant
 from tests.support.machines import CLONE, HOME, Machine, listens_for_ssh, machines
+from tests.support.processes import until
 
 KEY = HOME / ".ssh/id_ed25519"
 ON_THE_LAPTOP, ON_THE_HEAD = HOME / "clone", HOME / "batchscout"
@@ -65,11 +65,8 @@ class Site:
 
     def wait_for(self, condition: Callable[[list[Event]], bool], study: str, of: subprocess.Popen[str]) -> None:
         """Wait until the study's journal says so, while it runs."""
-        deadline = time.monotonic() + 300
-        while not condition(self.events(study)):
-            assert of.poll() is None, of.communicate()[0]
-            assert time.monotonic() < deadline, "the study did not get there"
-            time.sleep(0.1)
+        until(lambda: of.poll() is not None or condition(self.events(study)), "what the journal is to say", 300)
+        assert of.poll() is None, of.communicate()[0]
 
     def events(self, study: str) -> list[Event]:
         return [line.event for line in read_lines(self.journal(study))]

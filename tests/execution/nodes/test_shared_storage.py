@@ -18,9 +18,9 @@ from batchscout.orchestrator.execution.nodes.shared_storage import shared_marker
 from batchscout.orchestrator.study.messages import Assignment, Host
 from batchscout.orchestrator.study.storage.marker import Marker, mark
 from tests.faults.driver import Driver
-from tests.faults.scene import until
 from tests.support.blind_node import blind_node, why_there_is_no_blind_node
 from tests.support.nodes import cluster_of
+from tests.support.processes import until
 from tests.support.studies import TINY, grid
 
 NODES = [Node(f"node-{letter}", 8, id=letter) for letter in "abcdefg"]
