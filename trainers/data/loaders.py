@@ -30,9 +30,6 @@ class Loaded:
         for name in KEPT if is_whole else KEPT_OF_A_PART:
             if hasattr(whole, name):
                 setattr(self, name, getattr(whole, name))
-        fingerprint = getattr(whole, "_fingerprint", None)  # of a set of the library datasets
-        if isinstance(fingerprint, str) and is_whole:
-            self.content_hash = fingerprint
         if (lengths := lengths_told(whole)) is not None:
             self.lengths = lengths if is_whole else [lengths[place] for place in places]
 

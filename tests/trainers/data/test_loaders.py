@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sized
-from typing import Any
+from typing import Any, cast
 
+import datasets
 import pytest
 import torch
 from torch.utils.data import (
@@ -21,6 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from batchscout.trainers.before.digests import digests_of_data
 from batchscout.trainers.data.loaders import Loaded, read_by
 
 SAMPLES = TensorDataset(torch.arange(12))
@@ -121,3 +123,17 @@ def test_of_a_part_of_a_set_a_study_takes_that_part_with_its_lengths() -> None:
     assert [int(found[place][0]) for place in range(len(found))] == [2, 5, 7]
     assert found.lengths == [3, 6, 8]
     assert not hasattr(found, "content_hash")
+
+
+def test_a_set_of_datasets_is_known_by_what_it_holds_and_not_by_a_fingerprint_that_each_process_makes_anew() -> None:
+    """That of a map hashes a pickled function, a tokenizer with it, whose sets have another order in every process."""
+
+    def digests(fingerprint: str, rows: list[int]) -> dict[str, str]:
+        held = datasets.Dataset.from_list([{"row": row} for row in rows])
+        mapped = held.map(lambda one: {"row": one["row"] + 1}, new_fingerprint=fingerprint)
+        found = read_by(DataLoader(cast(Any, mapped), batch_size=2), "the loader")
+        assert isinstance(found, Loaded)
+        return digests_of_data(found, found)
+
+    assert digests("one", [1, 2, 3]) == digests("another", [1, 2, 3])
+    assert digests("one", [1, 2, 3]) != digests("one", [1, 2, 4])
