@@ -201,12 +201,8 @@ def cluster(found: Cluster) -> Check:
     if not found.address:
         return Check("ray cluster", "RAY_ADDRESS is not set: batchscout run starts a cluster of its own")
     if found.error:
-        return Check(
-            "ray cluster",
-            f"RAY_ADDRESS is {found.address}, and nothing answers there ({found.error}): batchscout run starts a cluster of its own, and "
-            "--address auto finds none", "warning",
-            "start the cluster, correct the address (6379 is Ray's default port), or unset RAY_ADDRESS",
-        )  # fmt: skip
+        said = f"{found.error}: batchscout run starts a cluster of its own, and refuses --address auto"
+        return Check("ray cluster", said, "warning", found.remedy)
     return Check(
         "ray cluster", f"a cluster answers at RAY_ADDRESS, {found.address}: batchscout run --address auto uses it"
     )

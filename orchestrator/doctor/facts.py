@@ -112,7 +112,8 @@ class Cluster:
     address: str
     """RAY_ADDRESS; empty where it is not set."""
     error: str = ""
-    """Why nothing answers there."""
+    """Why `--address auto` does not use it."""
+    remedy: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import os
 import platform
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -70,7 +69,7 @@ def observe(study: Path | None) -> Seen:
         ),
         ray=import_elsewhere("ray")[0],
         limits=_limits(),
-        cluster=cluster_at(os.environ.get("RAY_ADDRESS", "")),
+        cluster=named_cluster(),
         hub=hub_at(os.environ.get("HF_ENDPOINT") or _HUB),
         tracker=Tracker(needs.wandb, _has_wandb_key()),
         installed=_installed(),
@@ -175,17 +174,18 @@ def _limits() -> Limits:
     return Limits(size, sys.maxsize if hard == resource.RLIM_INFINITY else hard)
 
 
-def cluster_at(address: str) -> Cluster:
-    """Try to reach what RAY_ADDRESS names; `auto` and `local` are Ray's own words for what is on this machine."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if address in ("", "auto", "local"):
-        return Cluster("" if address == "local" else address)
-    if not colon or not port.isdigit():
-        return Cluster(address, "it is not of the form host:port")
+def named_cluster() -> Cluster:
+    """Ask what RAY_ADDRESS names, as `--address auto` does."""
+    if not (address := os.environ.get("RAY_ADDRESS", "")):
+        return Cluster("")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS_TO_CONNECT).close()
-    except OSError as error:
-        return Cluster(address, error.strerror or str(error))
+        from batchscout.orchestrator.execution.session import ClusterRefused, reachable_address
+    except ImportError as error:
+        return Cluster(address, f"RAY_ADDRESS is {address}, and Ray cannot be imported ({error})", "see ray, above")
+    try:
+        reachable_address("auto")
+    except ClusterRefused as refused:
+        return Cluster(address, refused.finding, refused.remedy)
     return Cluster(address)
 
 

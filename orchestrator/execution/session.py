@@ -296,38 +296,47 @@ def _host_and_port(address: str) -> tuple[str, int] | None:
     return (host.strip("[]"), int(port)) if colon and "/" not in host and port.isdigit() else None
 
 
+class ClusterRefused(ValueError):
+    """There is no cluster that a study could use."""
+
+    def __init__(self, finding: str, remedy: str) -> None:
+        super().__init__(f"{finding}; {remedy}")
+        self.finding, self.remedy = finding, remedy
+
+
 def reachable_address(typed: str) -> str:
-    """Return host:port of the cluster that --address names. Raises ValueError where nothing listens there, no Ray, one that wants a token, or
-    one of another version: Ray itself would try for minutes."""
+    """Return host:port of the cluster that --address names. Raises ClusterRefused where nothing listens there, no Ray, one that wants a token,
+    or one of another version: Ray itself would try for minutes."""
     address, named = _named_address(typed)
     where = _host_and_port(address)
     if where is None:
-        raise ValueError(
-            f"{named} is not of the form host:port; give the head's address (6379 is Ray's default port), run on a node of the cluster with "
+        raise ClusterRefused(
+            f"{named} is not of the form host:port",
+            "give the head's address (6379 is Ray's default port), run on a node of the cluster with "
             "--address auto, or leave --address out to use this machine alone"
-            + ("; or unset RAY_ADDRESS" if typed == "auto" else "")
+            + ("; or unset RAY_ADDRESS" if typed == "auto" else ""),
         )
     try:
         socket.create_connection(where, timeout=SECONDS_TO_CONNECT).close()
     except OSError as error:
-        raise ValueError(f"nothing answers at {named} ({error}); {_remedy(typed)}") from error
+        raise ClusterRefused(f"nothing answers at {named} ({error})", _remedy(typed)) from error
     match answer_at(address):
         case "no Ray":
-            raise ValueError(
-                f"what answers at {named} is no Ray cluster (8265 is the port of its dashboard); {_remedy(typed)}"
+            raise ClusterRefused(
+                f"what answers at {named} is no Ray cluster (8265 is the port of its dashboard)", _remedy(typed)
             )
         case "Ray that wants a token":
-            raise ValueError(
-                f"the Ray cluster at {named} demands a token, and this process has none or another one; copy "
-                "~/.ray/auth_token from a node of the cluster and set RAY_AUTH_MODE=token, or run on a node of the cluster with "
-                "--address auto"
+            raise ClusterRefused(
+                f"the Ray cluster at {named} demands a token, and this process has none or another one",
+                "copy ~/.ray/auth_token from a node of the cluster and set RAY_AUTH_MODE=token, or run on a node of the cluster with "
+                "--address auto",
             )
         case "Ray":
             if (versions := other_versions_at(address)) is not None:
                 theirs, ours = versions
-                raise ValueError(
-                    f"the Ray cluster at {named} is {theirs}, and this process {ours}, which must be the same; run in an environment that has "
-                    f"both as the cluster (pip install ray=={theirs.ray}), or start the cluster from this one"
+                raise ClusterRefused(
+                    f"the Ray cluster at {named} is {theirs}, and this process {ours}, which must be the same",
+                    f"run in an environment that has both as the cluster (pip install ray=={theirs.ray}), or start the cluster from this one",
                 )
     return address
 
@@ -341,7 +350,7 @@ def _named_address(typed: str) -> tuple[str, str]:
     try:
         found = address_of_auto()
     except ConnectionError as error:
-        raise ValueError(f"there is no Ray cluster on this node for --address auto; {_remedy(typed)}") from error
+        raise ClusterRefused("there is no Ray cluster on this node for --address auto", _remedy(typed)) from error
     return found, f"{found}, where the latest cluster of this node was (--address auto)"
 
 

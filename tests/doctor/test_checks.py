@@ -93,7 +93,7 @@ ILL: dict[str, dict[str, Any]] = {
     "ray": {"ray": Imported(error="no")},
     "shared memory": {"limits": Limits(None, 65536)},
     "open files": {"limits": Limits(8 * GIB, 1024)},
-    "ray cluster": {"cluster": Cluster("head:6379", "Connection refused")},
+    "ray cluster": {"cluster": Cluster("head:6379", "nothing answers at head:6379 (Connection refused)", "start it")},
     "network": {"hub": Hub("https://huggingface.co", error="timed out"), "needs": Needs(hub_names=("gpt2",))},
     "libraries": {"needs": Needs(libraries=("peft",))},
     "wandb": {"tracker": Tracker("online", has_key=False)},
@@ -133,7 +133,16 @@ def test_ranks_want_cores_on_a_cpu_host_and_gpus_where_there_are_some() -> None:
 def test_ranks_of_a_cluster_are_not_held_against_this_machine() -> None:
     seen = replace(WELL, needs=Needs(world_size=64), cluster=Cluster("head:6379"))
     assert worst(all_checks(seen)) == "ok"
-    assert worst(all_checks(replace(seen, cluster=Cluster("head:6379", "Connection refused")))) == "fault"
+    assert (
+        worst(
+            all_checks(
+                replace(
+                    seen, cluster=Cluster("head:6379", "nothing answers at head:6379 (Connection refused)", "start it")
+                )
+            )
+        )
+        == "fault"
+    )
 
 
 def test_memory() -> None:
@@ -270,9 +279,12 @@ def test_being_offline_is_no_fault_unless_the_study_names_what_is_on_the_hub() -
 
 
 def test_cluster_libraries_and_wandb() -> None:
-    away = cluster(Cluster("head:6379", "timed out"))
+    away = cluster(Cluster("head:6379", "nothing answers at head:6379 (timed out)", "start the cluster"))
     assert away.verdict == "warning", "a study on this machine alone does not use it"
-    assert away.finding.startswith("RAY_ADDRESS is head:6379, and nothing answers there (timed out)")
+    assert away.finding.startswith(
+        "nothing answers at head:6379 (timed out): batchscout run starts a cluster of its own"
+    )
+    assert away.remedy == "start the cluster"
     assert cluster(Cluster("head:6379")).verdict == "ok"
     missing = libraries({"transformers": "5.0"}, Needs(libraries=("transformers", "peft")))
     assert (missing.finding, missing.remedy) == ("the study file needs peft", "pip install peft")

@@ -14,9 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from batchscout.orchestrator.doctor.facts import Needs
+from batchscout.orchestrator.doctor.facts import Cluster, Needs
 from batchscout.orchestrator.doctor.needs import needs_of
-from batchscout.orchestrator.doctor.observe import cluster_at, compiler_for, disk_at, hub_at, import_elsewhere, quota_of
+from batchscout.orchestrator.doctor.observe import (
+    compiler_for,
+    disk_at,
+    hub_at,
+    import_elsewhere,
+    named_cluster,
+    quota_of,
+)
+from batchscout.orchestrator.execution.session import reachable_address
 from tests.support.processes import HANGS_AFTER_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -71,12 +79,20 @@ def port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_cluster_is_there_where_somebody_listens(port: int) -> None:
-    assert cluster_at(f"127.0.0.1:{port}").error == ""
-    assert cluster_at(f"ray://127.0.0.1:{port}").error == ""
-    assert cluster_at("127.0.0.1:1").error == "Connection refused"
-    assert cluster_at("head").error == "it is not of the form host:port"
-    assert cluster_at("local").address == ""
+@pytest.mark.parametrize("named", ["127.0.0.1:1", "127.0.0.1:{port}", "ray://127.0.0.1:{port}", "head", "local"])
+def test_a_cluster_that_a_study_would_refuse_is_told_with_the_remedy(
+    named: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", named.format(port=port))
+    found = named_cluster()
+    with pytest.raises(ValueError, match="RAY_ADDRESS") as refused:
+        reachable_address("auto")
+    assert str(refused.value) == f"{found.error}; {found.remedy}"
+
+
+def test_without_ray_address_no_cluster_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert named_cluster() == Cluster("")
 
 
 class _Answers(BaseHTTPRequestHandler):
