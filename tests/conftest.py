@@ -28,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("rehearsal") is None)  # minutes: as the last it would run alone
     if not asks_for_a_gpu(config):
         for item in items:
             if item.get_closest_marker("cuda"):

@@ -40,8 +40,10 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = {"lightning": "lightning", "nanogpt": "torch", "transformers_trainer": "accelerate", "trl_sft": "trl"}
 """Folders whose train.py trains by itself, and what it needs."""
 MOST_LINES = {"speed": 5, "study": 15}
-WHOLE = "trl_sft"
-"""The folder whose whole study runs here; of the others it is the first stage."""
+IN_THE_THIRD_TIER = pytest.mark.cluster
+"""A study for each folder is more than CI has time for: one of an object and one of a script are there."""
+WHOLE = {"lightning": pytest.mark.ray, "trl_sft": IN_THE_THIRD_TIER}
+"""Folders whose whole study runs here; of the others it is the first stage."""
 SHORT_STUDY = (
     "sample_budget=512", "evaluation_samples=32", "stages.throughput.multiples=[1,2]", "stages.throughput.rounds=1",
     "stages.throughput.max_rounds=1", "stages.equivalence.steps=5", "stages.train.max_runs=2",
@@ -85,13 +87,13 @@ def run(folder: Path, short: Path, *command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_an_object_that_trains_elsewhere_gets_a_whole_study(short: Path) -> None:
-    pytest.importorskip(SCRIPTS[WHOLE])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=tier) for name, tier in WHOLE.items()])
+def test_an_object_that_trains_elsewhere_gets_a_whole_study(name: str, short: Path) -> None:
+    pytest.importorskip(SCRIPTS[name])
     frontier = [f"stages.frontier.{change}" for change in SCALED_DOWN]
     changes = [part for change in (*frontier, *SHORT_STUDY) for part in ("--set", change)]
-    run(EXAMPLES / WHOLE, short, "-m", "batchscout", "run", "study.yaml", "--dir", str(short / "run"), *changes)
+    run(EXAMPLES / name, short, "-m", "batchscout", "run", "study.yaml", "--dir", str(short / "run"), *changes)
     study = load(short / "run")
     assert study.is_over
     assert study.verdict.startswith("Train with micro-batch")
@@ -259,7 +261,7 @@ COUNTED_IN = {"lightning": "samples/s", "transformers_trainer": "tokens/s"}
 """Folders whose first stage runs here, and what the speed of their data is told in."""
 
 
-@pytest.mark.ray
+@IN_THE_THIRD_TIER
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", COUNTED_IN)
 def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: Path) -> None:
@@ -273,7 +275,7 @@ def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: 
         assert {unit for unit in COUNTED_IN.values() if unit in told} == {COUNTED_IN[name]}
 
 
-@pytest.mark.ray
+@IN_THE_THIRD_TIER
 @pytest.mark.timeout(900)
 def test_a_script_finds_its_answer_and_goes_on_with_it(short: Path) -> None:
     """What the script has defined itself has no import path."""

@@ -37,11 +37,12 @@ def main() -> None:
         os.environ |= {
             # What is installed comes before the tree, whose links to the packages a copy may have lost.
             "PYTHONPATH": os.pathsep.join([*ours, *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]),
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
             "BATCHSCOUT_CACHE": f"{folder}/cache",
         }
         if chosen.device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        else:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"  # what it takes to compile is a figure there
         setting = Setting(chosen.device, chosen.tiny, Path(folder), lines, until, set())
         leave_nothing(setting)
         for group in side_by_side(line for line in after(chosen.after) if line.name not in chosen.without):

@@ -201,18 +201,18 @@ def unruly() -> Iterator[Stopped]:
         yield Stopped(folder, driver.returncode, output, [], left)
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 def test_a_study_whose_code_changes_the_directory_goes_on_as_if_it_had_not(unruly: Stopped) -> None:
     assert unruly.exit_code == 0, unruly.output
     assert len(list((unruly.folder / "run/trials").glob("*/steps.jsonl"))) == 2, "of one process, and of the next trial"
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 def test_a_thread_of_a_users_code_does_not_keep_the_program(unruly: Stopped) -> None:
     assert "(prefetcher)" in unruly.output
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 def test_nothing_that_a_users_code_starts_outlives_the_study(unruly: Stopped) -> None:
     assert unruly.left == []
 

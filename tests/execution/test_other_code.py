@@ -14,7 +14,7 @@ import yaml
 
 from tests.support.studies import TINY, grid
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # seven of them, one after the other
 
 CLONE = Path(__file__).parents[2]
 CODE = """

@@ -91,7 +91,7 @@ def test_kill_9_with_two_trials_paused_changes_nothing_and_while_it_ran_no_secon
     check_it_ends_as_undisturbed(driver, before, undisturbed)
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 def test_without_its_journal_a_study_begins_again_and_takes_no_checkpoint_for_its_own(
     tmp_path: Path, undisturbed_driver: Driver, undisturbed: Study
 ) -> None:

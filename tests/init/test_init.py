@@ -376,7 +376,7 @@ def test_a_study_file_that_was_written_can_be_planned(
     assert ("predicted peak memory" in out) == (name == "vit")
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_a_study_file_that_was_written_runs(short: Path) -> None:
     folder = example("vit", short)
