@@ -48,9 +48,9 @@ _HUB = "https://huggingface.co"
 _SOURCES = {"c++": "#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n", "c": "#include <Python.h>\n"}
 
 
-def observe(study: Path | None) -> Seen:
-    """Return what is to be seen of this machine. study: a study file that is to run on it, whose code is not run. Raises ValueError where
-    that cannot be read."""
+def observe(study: Path | None, cluster: Cluster) -> Seen:
+    """Return what is to be seen of this machine. study: a study file that is to run on it, whose code is not run. cluster: what was seen
+    of one. Raises ValueError where the file cannot be read."""
     tree = {} if study is None else tree_of(study)
     needs = needs_of(tree)
     torch = _torch()
@@ -69,7 +69,7 @@ def observe(study: Path | None) -> Seen:
         ),
         ray=import_elsewhere("ray")[0],
         limits=_limits(),
-        cluster=named_cluster(),
+        cluster=cluster,
         hub=hub_at(os.environ.get("HF_ENDPOINT") or _HUB),
         tracker=Tracker(needs.wandb, _has_wandb_key()),
         installed=_installed(),
@@ -172,21 +172,6 @@ def _limits() -> Limits:
     size = shutil.disk_usage(shared).total if shared.is_dir() else None
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Limits(size, sys.maxsize if hard == resource.RLIM_INFINITY else hard)
-
-
-def named_cluster() -> Cluster:
-    """Ask what RAY_ADDRESS names, as `--address auto` does."""
-    if not (address := os.environ.get("RAY_ADDRESS", "")):
-        return Cluster("")
-    try:
-        from batchscout.orchestrator.execution.session import ClusterRefused, reachable_address
-    except ImportError as error:
-        return Cluster(address, f"RAY_ADDRESS is {address}, and Ray cannot be imported ({error})", "see ray, above")
-    try:
-        reachable_address("auto")
-    except ClusterRefused as refused:
-        return Cluster(address, refused.finding, refused.remedy)
-    return Cluster(address)
 
 
 def hub_at(address: str) -> Hub:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -39,7 +40,13 @@ def protect_local_cluster() -> None:
     """
     chosen = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     if not chosen and not (Path.home() / ".ray" / "auth_token").exists():
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ["RAY_AUTH_TOKEN"] = own_token()
+
+
+@functools.cache
+def own_token() -> str:
+    """Return the token of this process's local clusters."""
+    return secrets.token_hex(32)
 
 
 def private_folder() -> Path:

@@ -22,6 +22,7 @@ from batchscout.orchestrator.execution.local_cluster import (
     end_what_ray_started,
     ended,
     logs_told,
+    own_token,
     private_folder,
     protect_local_cluster,
     watched,
@@ -123,7 +124,11 @@ def _watched_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextM
 
 def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:
     """Call ray.init as a study needs it: quiet, no dashboard of its own, and the environment that its workers need."""
-    ours = DRIVER_ENVIRONMENT | LANE_ENVIRONMENT | {"RAY_CLIENT_MODE": "0"}  # the last is set by Ray's own import
+    of_an_earlier_start = {
+        "RAY_CLIENT_MODE": "0",
+        "RAY_AUTH_TOKEN": own_token(),
+    }  # the first is set by Ray's own import
+    ours = DRIVER_ENVIRONMENT | LANE_ENVIRONMENT | of_an_earlier_start
     of_the_user = {name: value for name, value in os.environ.items() if ours.get(name) != value}
     for name, value in DRIVER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)

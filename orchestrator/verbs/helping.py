@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from batchscout.orchestrator.terminal import print_lines
 from batchscout.trainers.files import own_file, quoted
+
+if TYPE_CHECKING:
+    from batchscout.orchestrator.doctor.facts import Cluster
 
 SCHEMAS = ("study", "status", "recommendation")
 
@@ -52,12 +57,29 @@ def doctor(arguments: argparse.Namespace) -> int:
     from batchscout.orchestrator.doctor.observe import observe
     from batchscout.orchestrator.doctor.told import as_json, print_checks
 
-    checks = all_checks(observe(arguments.study))
+    checks = all_checks(observe(arguments.study, named_cluster()))
     if arguments.json:
         print(json.dumps(as_json(checks), indent=2))
     else:
         print_checks(checks)
     return 1 if worst(checks) == "fault" else 0
+
+
+def named_cluster() -> Cluster:
+    """Ask what RAY_ADDRESS names, as `--address auto` does."""
+    from batchscout.orchestrator.doctor.facts import Cluster
+
+    if not (address := os.environ.get("RAY_ADDRESS", "")):
+        return Cluster("")
+    try:
+        from batchscout.orchestrator.execution.session import ClusterRefused, reachable_address
+    except ImportError as error:
+        return Cluster(address, f"RAY_ADDRESS is {address}, and Ray cannot be imported ({error})", "see ray, above")
+    try:
+        reachable_address("auto")
+    except ClusterRefused as refused:
+        return Cluster(address, refused.finding, refused.remedy)
+    return Cluster(address)
 
 
 def schema(arguments: argparse.Namespace) -> int:

@@ -21,10 +21,10 @@ from batchscout.orchestrator.doctor.observe import (
     disk_at,
     hub_at,
     import_elsewhere,
-    named_cluster,
     quota_of,
 )
 from batchscout.orchestrator.execution.session import reachable_address
+from batchscout.orchestrator.verbs.helping import named_cluster
 from tests.support.processes import HANGS_AFTER_SECONDS
 
 ROOT = Path(__file__).parents[2]
