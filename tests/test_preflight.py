@@ -222,6 +222,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"memory_limit": "1KiB"}, r"memory_limit is 1 KiB, and the model's weights and their gradients alone take 22.9 KiB on each rank; raise"),
     ({"memory_limit": "900GiB", "world_size": 2}, r"memory_limit is 900 GiB for each of 2 ranks, and this machine has .* GiB; lower"),
     ({"loss": "mine"}, r"loss: 'mine' is no loss that is built in; use cross_entropy, mse, bce_with_logits, mean, transformers, or your own"),
+    ({"loss": "torch.nn.functional:cross_entropy"}, r"loss: 'torch.nn.functional:cross_entropy' takes outputs and targets, .*loss\(module, batch\); use one of cross_entropy"),
     ({"loss": {"type": "mse", "ignore_index": 1}}, r"loss.ignore_index: no such key; the keys here are: targets, type"),
     ({"data": {"target": "txt"}}, r"data.target 'txt' is not built in; use python_stdlib, text, hf, chat or an import path"),
     ({"data": {"target": "mine:number"}}, r"data.target 'mine:number' is a int; name a callable"),

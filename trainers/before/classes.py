@@ -55,7 +55,9 @@ class ClassesSeen(TorchFunctionMode):
             self._look(**{name: given.arguments[name] for name in ("input", "target", "ignore_index")})
         return func(*args, **(kwargs or {}))
 
-    def _look(self, input: Tensor, target: Tensor, ignore_index: int) -> None:
+    def _look(self, input: object, target: object, ignore_index: int) -> None:
+        if not isinstance(input, Tensor) or not isinstance(target, Tensor):  # torch refuses them in its own words
+            return
         if target.is_floating_point():  # shares of the classes
             return
         self.found = Classes(input.shape[min(1, input.dim() - 1)], ignore_index)

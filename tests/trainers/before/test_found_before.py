@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchscout.trainers.before import every_sample
+from batchscout.trainers.before.classes import ClassesSeen
 from batchscout.trainers.before.first_pass import FirstPass, parts
 from batchscout.trainers.config import DataConfig, TrialConfig
 from batchscout.trainers.errors import raised_text
@@ -262,3 +263,8 @@ def test_sparse_gradients_are_refused_with_the_way_out() -> None:
     assert found.outcome == "refused"
     assert "table.weight" in found.said
     assert "sparse=False" in found.said
+
+
+def test_what_is_no_tensor_is_left_to_torchs_own_words() -> None:
+    with ClassesSeen("a sample"), pytest.raises(TypeError, match="must be Tensor"):
+        F.cross_entropy(cast(Any, nn.Linear(2, 2)), cast(Any, [1]))
