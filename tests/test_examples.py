@@ -41,7 +41,7 @@ SCRIPTS = {"lightning": "lightning", "nanogpt": "torch", "transformers_trainer":
 """Folders whose train.py trains by itself, and what it needs."""
 MOST_LINES = {"speed": 5, "study": 15}
 IN_THE_THIRD_TIER = pytest.mark.cluster
-"""A study for each folder is more than CI has time for: one of an object and one of a script are there."""
+"""A study for each folder is more than CI has time for: it runs one of an object and one of a script."""
 WHOLE = {"lightning": pytest.mark.ray, "trl_sft": IN_THE_THIRD_TIER}
 """Folders whose whole study runs here; of the others it is the first stage."""
 SHORT_STUDY = (
