@@ -102,7 +102,7 @@ def _written_out(value: Any) -> Any:
         raise ValueError(
             f"'{value.get('type')}' is no loss that is built in; use {', '.join(NAMES)}, or your own as package.module:callable"
         )
-    if isinstance(value, dict) and str(value.get("target")).startswith("torch.nn"):
+    if isinstance(value, dict) and str(value.get("target")).startswith(("torch.nn.", "torch.nn:")):
         raise ValueError(
             f"'{value['target']}' takes outputs and targets, and a loss of your own is called as loss(module, batch); use one of cross_entropy, "
             "mse and bce_with_logits, or a function of your own that calls it"

@@ -124,11 +124,9 @@ def _watched_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextM
 
 def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:
     """Call ray.init as a study needs it: quiet, no dashboard of its own, and the environment that its workers need."""
-    of_an_earlier_start = {
-        "RAY_CLIENT_MODE": "0",
-        "RAY_AUTH_TOKEN": own_token(),
-    }  # the first is set by Ray's own import
-    ours = DRIVER_ENVIRONMENT | LANE_ENVIRONMENT | of_an_earlier_start
+    # Ray's own import sets the first, an earlier start in this process the second.
+    of_before = {"RAY_CLIENT_MODE": "0", "RAY_AUTH_TOKEN": own_token()}
+    ours = DRIVER_ENVIRONMENT | LANE_ENVIRONMENT | of_before
     of_the_user = {name: value for name, value in os.environ.items() if ours.get(name) != value}
     for name, value in DRIVER_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
