@@ -374,7 +374,9 @@ def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
             f"stopping: the running trials save a checkpoint (at most {driver.options.seconds_to_save} s)"
         )
         if not lanes.let_trials_save(driver.options.seconds_to_save):
-            driver.progress.say("they did not save in time: they will go on from their last checkpoint")
+            driver.progress.say(
+                "they did not save in time: their processes are ended, and the next run goes on from their last checkpoint"
+            )
         raise
 
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from batchscout.trainers.report import Report
 from batchscout.trainers.step_log import read_steps
 from tests.support.blind_node import blind_node, why_there_is_no_blind_node
 from tests.support.nodes import cluster_of
-from tests.support.object_store import BUCKET, object_store, reached_at
+from tests.support.object_store import BUCKET, Server, object_store, reached_at
 from tests.support.processes import until
 from tests.support.studies import TINY, grid
 
@@ -46,12 +47,17 @@ def name() -> str:
 
 
 @pytest.fixture
-def store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    with object_store() as address:
-        for variable, value in reached_at(address).items():
-            monkeypatch.setenv(variable, value)
-        monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
-        yield ObjectStore(f"s3://{BUCKET}/runs/{name}")
+def server() -> Iterator[Server]:
+    with object_store() as server:
+        yield server
+
+
+@pytest.fixture
+def store(server: Server, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    for variable, value in reached_at(server.address).items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
+    return ObjectStore(f"s3://{BUCKET}/runs/{name}")
 
 
 def batchscout(*words: object, **environment: str) -> subprocess.Popen[str]:
@@ -138,6 +144,26 @@ def test_a_study_goes_on_from_the_store_after_its_driver_and_its_disk_are_gone(
     assert "learning_rate" in said("run", file, "--dir", store, "--set", "stages.0.learning_rate=[3e-3]", code=2)
 
 
+@pytest.mark.parametrize("name", ["hanging"])
+def test_ctrl_c_ends_a_study_whose_store_hangs_and_the_same_command_goes_on(
+    server: Server, store: ObjectStore, tmp_path: Path
+) -> None:
+    """What a store does that keeps each connection and says nothing: the library waits for minutes."""
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(STUDY | {"name": "hanging", "stages": grid(learning_rate=[1e-3, 2e-3])}))
+    driver = batchscout("run", file, "--dir", store, "--seconds-to-save", 1)
+    until(lambda: evaluations_told(tmp_path) >= 3 or driver.poll() is not None, "evaluations", 200)
+    with server.saying_nothing():
+        time.sleep(1)  # by now it asks, and may wait for an answer already
+        driver.send_signal(signal.SIGINT)
+        told, _ = driver.communicate(timeout=200)
+    assert driver.returncode == 130, told
+    assert "nothing that was measured or saved is lost" in told
+    assert f"{store} has not answered for 5 s; check the network" in " ".join(told.split())
+    said("run", file, "--dir", store)
+    assert losses(store) == in_this_process(replayed(store, "tiny", tmp_path), tmp_path / "undisturbed")
+
+
 def test_what_the_store_lacks_is_bad_input_before_anything_starts(store: ObjectStore, tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(STUDY | {"stages": grid(learning_rate=[1e-3])}))
@@ -222,7 +248,7 @@ def test_a_study_on_a_cluster_goes_on_on_other_nodes_when_those_are_lost_with_th
     rel = 1e-6 if num_ranks > 1 else 0.0  # ranks add up in another order
     expected = {one["samples_seen"]: one["val_loss"] for one in undisturbed}
     assert dict(told_of) == pytest.approx(expected, rel=rel, abs=0.0), "it went on as it was"
-    store.download(f"trials/{trial.id}/steps.jsonl", tmp_path / "steps.jsonl")
+    (tmp_path / "steps.jsonl").write_bytes(store.read(f"trials/{trial.id}/steps.jsonl") or b"")
     assert step_losses(tmp_path / "steps.jsonl") == pytest.approx(
         step_losses(tmp_path / "undisturbed/steps.jsonl"), rel=rel, abs=0.0
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 SERVER = """
 import os, sys
@@ -23,9 +25,24 @@ BUCKET = "bucket"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
+@dataclass(frozen=True)
+class Server:
+    address: str
+    _process: subprocess.Popen[str]
+
+    @contextlib.contextmanager
+    def saying_nothing(self) -> Iterator[None]:
+        """Within it the server keeps its connections, and answers nobody."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+
 @contextlib.contextmanager
-def object_store(**environment: str) -> Iterator[str]:
-    """Start a server that has a bucket, and yield the server's address."""
+def object_store(**environment: str) -> Iterator[Server]:
+    """Start a server that has a bucket."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER, BUCKET],
         stdin=subprocess.PIPE,
@@ -37,7 +54,7 @@ def object_store(**environment: str) -> Iterator[str]:
     assert process.stdout is not None
     try:
         port = next(line.split()[1] for line in process.stdout if line.startswith("port"))
-        yield f"http://127.0.0.1:{port}"
+        yield Server(f"http://127.0.0.1:{port}", process)
     finally:
         process.kill()
         process.communicate()

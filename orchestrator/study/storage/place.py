@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
@@ -33,6 +33,9 @@ BYTES_AT_ONCE = 8 << 20
 SMALL_BYTES = 1 << 20
 # How long a store that has answered before is asked again where it does not: networks and stores have such moments.
 SECONDS_TO_COME_BACK, SECONDS_BETWEEN_TRIES = 60.0, 1.0
+# How long one request may take, and one after Ctrl-C; what moves many bytes has the time for them, too.
+SECONDS_TO_ANSWER, SECONDS_TO_ANSWER_AT_THE_END, SECONDS_BETWEEN_LOOKS = 20.0, 5.0, 0.5
+SLOWEST_BYTES_PER_SECOND = 1e6
 
 Result = TypeVar("Result")
 Asks = ParamSpec("Asks")
@@ -49,31 +52,34 @@ _answering = set[str]()
 def _asked_again(
     ask: Callable[Concatenate[ObjectStore, Asks], Result],
 ) -> Callable[Concatenate[ObjectStore, Asks], Result]:
-    """Ask a store that has answered before again until it answers, or has not for too long. Each request can be made twice: what is
-    written is whole or absent."""
+    """Ask so with `_ask_again`."""
 
     @functools.wraps(ask)
     def ask_again(store: ObjectStore, *given: Asks.args, **named: Asks.kwargs) -> Result:
-        deadline = time.monotonic() + SECONDS_TO_COME_BACK
-        while True:
-            try:
-                return _interruptible(functools.partial(ask, store, *given, **named))
-            except NoAnswer:
-                if store.uri not in _answering or interrupt_has_come():
-                    raise
-                if time.monotonic() >= deadline:
-                    _answering.discard(store.uri)  # whoever asks next is not to wait for as long
-                    raise
-                time.sleep(SECONDS_BETWEEN_TRIES)
+        return _ask_again(store, functools.partial(ask, store, *given, **named))
 
     return ask_again
 
 
-def _interruptible(ask: Callable[[], Result]) -> Result:
-    """Return what is asked. The library's own code waits for minutes for a store that keeps a connection and says nothing, and lets no handler
-    of a signal run meanwhile; so the main thread waits for another one, where a signal is heard."""
-    if threading.current_thread() is not threading.main_thread():
-        return ask()
+def _ask_again(store: ObjectStore, ask: Callable[[], Result], num_bytes: int = 0) -> Result:
+    """Ask a store that has answered before again until it answers, or has not for too long. Each request can be made twice: what is
+    written is whole or absent. num_bytes: what is moved, if that may be much."""
+    deadline = time.monotonic() + SECONDS_TO_COME_BACK
+    while True:
+        try:
+            return _answer(store, ask, num_bytes / SLOWEST_BYTES_PER_SECOND)
+        except NoAnswer:
+            if store.uri not in _answering or interrupt_has_come():
+                raise
+            if time.monotonic() >= deadline:
+                _answering.discard(store.uri)  # whoever asks next is not to wait for as long
+                raise
+            time.sleep(SECONDS_BETWEEN_TRIES)
+
+
+def _answer(store: ObjectStore, ask: Callable[[], Result], seconds_to_move: float) -> Result:
+    """Return what is asked. Raises NoAnswer where that takes too long: for a store that keeps a connection and says nothing the library
+    waits for minutes, in its own code, in which no handler of a signal runs. So another thread asks, and is left if need be."""
     answer, context = Future[Result](), contextvars.copy_context()
 
     def run() -> None:
@@ -83,10 +89,18 @@ def _interruptible(ask: Callable[[], Result]) -> Result:
             answer.set_exception(error)
 
     threading.Thread(target=run, name="store", daemon=True).start()
+    waited, seconds = 0.0, SECONDS_TO_ANSWER
     try:
+        while not wait([answer], SECONDS_BETWEEN_LOOKS).done:
+            waited += SECONDS_BETWEEN_LOOKS  # by looks, not by a clock: a process that was suspended has not waited
+            if interrupt_has_come() and seconds == SECONDS_TO_ANSWER:
+                waited, seconds = 0.0, SECONDS_TO_ANSWER_AT_THE_END
+            if waited > seconds + seconds_to_move:
+                raise NoAnswer(f"{quoted(store.uri)} has not answered for {seconds:g} s; {_CHECK_THE_NETWORK}")
         return answer.result()
-    except KeyboardInterrupt:
-        _do_not_wait_at_the_end()
+    except (KeyboardInterrupt, NoAnswer):
+        if not answer.done():
+            _do_not_wait_at_the_end()
         raise
 
 
@@ -161,19 +175,25 @@ class ObjectStore:
         with self._asked(name, "removed") as (system, root), contextlib.suppress(FileNotFoundError):
             system.delete_file(f"{root}/{name}")
 
-    @_asked_again
     def upload(self, path: Path, name: str) -> None:
         """Write a file of this machine. Raises StorageLost where either refuses."""
-        with own_file(path, "read"), path.open("rb") as file, self._writing(name) as stream:
-            while piece := file.read(BYTES_AT_ONCE):
-                stream.write(piece)
 
-    @_asked_again
-    def download(self, name: str, path: Path) -> None:
-        """Write an object to a file of this machine, which is whole or absent. Raises StorageLost where either refuses."""
-        with self._reading(name) as stream, written_whole(path) as file:
-            while piece := stream.read(BYTES_AT_ONCE):
-                file.write(piece)
+        def ask() -> None:
+            with own_file(path, "read"), path.open("rb") as file, self._writing(name) as stream:
+                while piece := file.read(BYTES_AT_ONCE):
+                    stream.write(piece)
+
+        _ask_again(self, ask, _size(path))
+
+    def download(self, name: str, path: Path, num_bytes: int) -> None:
+        """Write an object of this size to a file of this machine, which is whole or absent. Raises StorageLost where either refuses."""
+
+        def ask() -> None:
+            with self._reading(name) as stream, written_whole(path) as file:
+                while piece := stream.read(BYTES_AT_ONCE):
+                    file.write(piece)
+
+        _ask_again(self, ask, num_bytes)
 
     def add(self, folder: Path, below: str, wanted: Callable[[str], bool] = lambda _: True) -> set[str]:
         """Write the new and changed files of a folder below a name, as far as they are wanted by their names, and return the names of all
@@ -200,7 +220,7 @@ class ObjectStore:
             path = folder / name.removeprefix(f"{below}/")
             if name not in here or _may_differ(path, one):
                 try:
-                    self.download(name, path)
+                    self.download(name, path, one.num_bytes)
                 except FileNotFoundError:  # ranks of a killed driver replace theirs by newer ones
                     return self.fetch(folder, below, wanted, removes=removes)
         for name in here.keys() - there.keys() if removes else ():
@@ -316,9 +336,13 @@ def files_by_object(folder: Path, below: str) -> Mapping[str, Path]:
 
 def _may_differ(path: Path, stored: Stored | None) -> bool:
     """True unless a file and an object are alike, as far as their sizes tell; those of small files tell nothing."""
-    with own_file(path, "read"):
-        size = path.stat().st_size
+    size = _size(path)
     return stored is None or size != stored.num_bytes or size <= SMALL_BYTES
+
+
+def _size(path: Path) -> int:
+    with own_file(path, "read"):
+        return path.stat().st_size
 
 
 def _seconds(time: datetime.datetime | None) -> float:
@@ -347,6 +371,8 @@ _NO_NETWORK = r"NETWORK_CONNECTION|Could not connect|Couldn't resolve|Could not 
 _OVERLOADED = r"SLOW_DOWN|THROTTLING|INTERNAL_FAILURE|HTTP status 5\d\d"
 _MAY_PASS = f"{_NO_NETWORK}|{_OVERLOADED}"
 
+_CHECK_THE_NETWORK = "check the network, and AWS_ENDPOINT_URL or endpoint_override if it is not AWS's own"
+
 # What a store's error says, and what that means and what to do, in the order in which they are looked for.
 _SAYINGS = {
     r"NO_SUCH_BUCKET|bucket does not exist": "there is no such bucket; make it, or check the name and its region",
@@ -358,9 +384,7 @@ _SAYINGS = {
         "the store denies access with these credentials, or there are none; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for gs:// run "
         "`gcloud auth application-default login`), and see that they may read, write, list and delete there"
     ),
-    _NO_NETWORK: (
-        "the store does not answer; check the network, and AWS_ENDPOINT_URL or endpoint_override if it is not AWS's own"
-    ),
+    _NO_NETWORK: f"the store does not answer; {_CHECK_THE_NETWORK}",
     _OVERLOADED: "the store is overloaded, or has a fault of its own; wait until it has recovered",
 }  # fmt: skip
 

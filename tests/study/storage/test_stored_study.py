@@ -39,10 +39,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with object_store() as address, pytest.MonkeyPatch.context() as patch:
-        for name, value in reached_at(address).items():
+    with object_store() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in reached_at(server.address).items():
             patch.setenv(name, value)
-        yield address
+        yield server.address
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ def test_a_store_that_does_not_answer_is_bad_input_with_the_remedy() -> None:
 def test_credentials_that_the_store_does_not_know_are_told() -> None:
     """The server asks for credentials from its first request on."""
     with object_store(INITIAL_NO_AUTH_ACTION_COUNT="0") as strict:
-        store = f"s3://{BUCKET}/x?endpoint_override={strict.replace(':', '%3A').replace('/', '%2F')}&region=us-east-1"
+        store = f"s3://{BUCKET}/x?endpoint_override={strict.address.replace(':', '%3A').replace('/', '%2F')}&region=us-east-1"
         ask = f"from batchscout.orchestrator.study.storage.place import *; ObjectStore({store!r}).refuse_unusable()"
         done = subprocess.run([sys.executable, "-c", ask], env=os.environ | CREDENTIALS, capture_output=True, text=True)
     assert re.search(
@@ -318,9 +318,9 @@ def test_credentials_that_the_store_does_not_know_are_told() -> None:
 
 def test_a_store_that_goes_away_halts_the_study_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "SECONDS_TO_COME_BACK", 1.0)
-    with object_store() as address:
+    with object_store() as server:
         store = ObjectStore(
-            f"s3://{BUCKET}/x?endpoint_override={address.replace(':', '%3A').replace('/', '%2F')}&region=us-east-1"
+            f"s3://{BUCKET}/x?endpoint_override={server.address.replace(':', '%3A').replace('/', '%2F')}&region=us-east-1"
         )
         with pytest.MonkeyPatch.context() as patch:
             for name, value in CREDENTIALS.items():
