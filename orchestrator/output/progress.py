@@ -189,7 +189,7 @@ class Progress(Observer):
         return ", ".join(parts)
 
     def _estimated_left(self) -> float | None:
-        """Return what is left by `plan`'s own estimate; None where no pass was timed."""
+        """Return what is left by `plan`'s own estimate, and the pace of the full runs that have begun; None where no pass was timed."""
         facts = self._study.facts
         if facts.pass_seconds is None:
             return None
@@ -197,7 +197,7 @@ class Progress(Observer):
             rate = samples_per_second(self._config, facts.pass_seconds)
             self._estimated = cost_of(self._config, facts, rate)
         num_lanes = max(self._study.most_lanes, self._config.placement.lanes or 1)
-        return estimated_seconds_left(self._study, self._estimated, num_lanes)
+        return estimated_seconds_left(self._study, self._estimated, num_lanes, self._latest)
 
 
 def best_so_far(trials: Sequence[Trial]) -> Trial | None:

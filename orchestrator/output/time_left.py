@@ -54,17 +54,29 @@ def most_seconds_left(study: Study, most_full_runs: int) -> float | None:
     return sum_of(left, known, _at_once(full)).high if known and left > 0 else None
 
 
-def estimated_seconds_left(study: Study, cost: Cost, num_lanes: int) -> float:
-    """Return what is left of what the study was estimated to take before anything was measured: its full runs that have not ended, and of each
-    stage of probes that has not concluded what its trials have not taken yet."""
+def estimated_seconds_left(study: Study, cost: Cost, num_lanes: int, latest: dict[str, Metrics]) -> float:
+    """Return what is left of what the study was estimated to take before anything was measured: its full runs, as far as they have not
+    run, and of each stage of probes that has not concluded what its trials have not taken yet. A full run's steps take what those of the
+    runs that have begun do, if there are any.
+
+    latest: the last metrics heard of the trials that run.
+    """
+    full = [trial for trial in study.trials.values() if trial.is_full_run]
     ended = [trial for trial in study.trials.values() if trial.state.ended]
-    runs = max(0, cost.num_full_runs - sum(trial.is_full_run for trial in ended))
+    steps = [seconds for trial in full if (seconds := _seconds_of_all_steps(trial, latest)) is not None]
+    runs = cost.num_full_runs - sum(1.0 if trial.state.ended else _share_done(trial, latest) for trial in full)
     probes = sum(
         max(0.0, seconds - sum(trial.seconds or 0.0 for trial in ended if trial.stage == stage))
         for stage, seconds in cost.probes.items()
         if stage not in study.conclusions
     )
-    return (runs * (cost.run + SECONDS_OF_A_TRIAL) + probes) / num_lanes
+    return (max(0.0, runs) * ((fmean(steps) if steps else cost.run) + SECONDS_OF_A_TRIAL) + probes) / num_lanes
+
+
+def _seconds_of_all_steps(trial: Trial, latest: dict[str, Metrics]) -> float | None:
+    """Return what the steps of a whole run take by the pace of those that it has made; None before any was timed."""
+    seconds = (trial.metrics | latest.get(trial.id, {})).get("step_seconds")
+    return None if seconds is None else trial.config.sample_budget / trial.config.effective_batch_size * seconds
 
 
 def _share_done(trial: Trial, latest: dict[str, Metrics]) -> float:

@@ -32,7 +32,7 @@ from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.lines import read_lines
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Conclusion, Study
-from batchscout.orchestrator.study.trial import TrialState
+from batchscout.orchestrator.study.trial import Metrics, TrialState
 from batchscout.orchestrator.units import seconds_text
 from batchscout.trainers.notices import Notice, NoticeKind
 from tests.support.example_study import add_trial, end_trial, example_config, tell
@@ -160,13 +160,24 @@ def test_of_an_estimate_that_goes_which_is_concluded_or_was_taken() -> None:
     config = example_config(stages=[{"type": "frontier"}, {"type": "throughput"}, {"type": "train"}])
     study, cost = Study(config.name), Cost(10.0, 2, {"frontier": 60.0, "throughput": 30.0})
     whole = 2 * (10.0 + SECONDS_OF_A_TRIAL) + 90.0
-    assert estimated_seconds_left(study, cost, num_lanes=1) == pytest.approx(whole)
-    assert estimated_seconds_left(study, cost, num_lanes=2) == pytest.approx(whole / 2)
+    assert estimated_seconds_left(study, cost, num_lanes=1, latest={}) == pytest.approx(whole)
+    assert estimated_seconds_left(study, cost, num_lanes=2, latest={}) == pytest.approx(whole / 2)
     add_trial(study, config, "frontier-m1", evaluations=())
     end_trial(study, "frontier-m1", 45.0, {"tokens_per_second": 3.0})
-    assert estimated_seconds_left(study, cost, num_lanes=1) == pytest.approx(whole - 45.0)
+    assert estimated_seconds_left(study, cost, num_lanes=1, latest={}) == pytest.approx(whole - 45.0)
     study.conclusions["frontier"] = Conclusion("frontier", ok=True, reason="")
-    assert estimated_seconds_left(study, cost, num_lanes=1) == pytest.approx(whole - 60.0)
+    assert estimated_seconds_left(study, cost, num_lanes=1, latest={}) == pytest.approx(whole - 60.0)
+
+
+def test_an_estimate_takes_the_pace_of_the_runs_that_have_begun(config: StudyConfig, study: Study) -> None:
+    """The pass that was timed before is one of a quiet machine, and tells nothing of how data are read."""
+    tell(study, Started(id="train-m1"))
+    trial, cost = study.trials["train-m1"].config, Cost(2.0, 2, {})
+    steps = trial.sample_budget / trial.effective_batch_size
+    heard: dict[str, Metrics] = {"train-m1": {"step_seconds": 60.0 / steps, "samples_seen": trial.sample_budget / 2}}
+    assert estimated_seconds_left(study, cost, num_lanes=1, latest=heard) == pytest.approx(
+        1.5 * (60 + SECONDS_OF_A_TRIAL)
+    )
 
 
 def test_what_a_running_trial_has_done_is_not_left(study: Study) -> None:
