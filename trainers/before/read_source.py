@@ -23,7 +23,7 @@ from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_
 from batchscout.trainers.sources.lightning_fit import FORMS, fit_of
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.settings import Settings
-from batchscout.trainers.sources.watch.flags import flags_of
+from batchscout.trainers.sources.watch.flags import flags_of, options_typed
 from batchscout.trainers.sources.watch.loop import Loop
 from batchscout.trainers.sources.watch.script import watched
 
@@ -112,10 +112,10 @@ def _loss(module: nn.Module, train_set: SampleSet, over: str | None, ignored: in
 
 
 def _flags(source: Source, settings: Settings) -> dict[str, dict[str, str]]:
-    """Return the flags of a script that set its recipe, as an argument; none where there are none."""
-    options = watched(source.target, tuple(source.kwargs["args"])).options
-    optimizer = settings.keys["optimizer"]
-    found = flags_of(options, optimizer["lr"], optimizer["reference_batch_size"], settings.run_samples)
+    """Return the flags of a script that set its recipe, as an argument, as they were typed if they were; none where there are none."""
+    args, optimizer, found = tuple(source.kwargs["args"]), settings.keys["optimizer"], dict[str, str]()
+    for options in (watched(source.target, args).options, tuple(options_typed(args))):
+        found |= flags_of(options, optimizer["lr"], optimizer["reference_batch_size"], settings.run_samples)
     return {"flags": found} if found else {}
 
 

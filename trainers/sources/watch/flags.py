@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ _NAMES: Mapping[Recipe, str] = {
 }
 _AS_NAMED = re.compile(r"--(\w+)=(.*)")
 """How a script is called that takes an option for each of its names, as nanoGPT does."""
+_SET_TO = re.compile(r"(-{0,2}[A-Za-z][\w.-]*=)(.*)")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,23 @@ def options_by_name(args: Sequence[str], names: Mapping[str, Any]) -> Iterator[O
         for name, value in names.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and not name.startswith("_"):
                 yield Option(f"--{name}=", name, value)
+
+
+def options_typed(args: Sequence[str]) -> Iterator[Option]:
+    """Yield what was typed with a number, whatever reads it (click, Fire, Hydra, ...): `--lr 0.1`, `--lr=0.1`, `-b 32`, `optimizer.lr=0.1`."""
+    for word, following in itertools.pairwise([*args, ""]):
+        set_to = _SET_TO.fullmatch(word)
+        flag, typed = set_to.groups() if set_to else (word, following)
+        if (set_to or re.fullmatch(r"--?[A-Za-z].*", word)) and (value := _number(typed)) is not None:
+            name = flag.rstrip("=").lstrip("-").replace("-", "_").rpartition(".")[2]
+            yield Option(flag, name, value)
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return None
 
 
 def flags_of(

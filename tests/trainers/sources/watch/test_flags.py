@@ -6,7 +6,14 @@ import argparse
 
 import pytest
 
-from batchscout.trainers.sources.watch.flags import Option, flags_of, options_by_name, options_of_parser, with_values
+from batchscout.trainers.sources.watch.flags import (
+    Option,
+    flags_of,
+    options_by_name,
+    options_of_parser,
+    options_typed,
+    with_values,
+)
 
 
 def options(*words: str) -> list[Option]:
@@ -48,6 +55,32 @@ def test_every_name_of_a_script_is_an_option_where_it_is_called_so() -> None:
     assert {one.flag for one in found} == {"--learning_rate=", "--batch_size=", "--max_iters="}
     assert flags_of(found, 6e-4, 12, 600)["steps"] == "--max_iters="
     assert not list(options_by_name(["--lr", "1"], names))
+
+
+def test_what_was_typed_is_an_option_whatever_reads_it() -> None:
+    """Click, Fire and Hydra have no parser of Python's."""
+    typed = [
+        "train",
+        "--lr",
+        "1e-3",
+        "--eval-batch-size",
+        "64",
+        "data.batch-size=8",
+        "--max_steps=100",
+        "-v",
+        "--name",
+        "x",
+        "3",
+    ]
+    assert flags_of(list(options_typed(typed)), 1e-3, 8, 800) == {
+        "learning_rate": "--lr",
+        "micro_batch_size": "data.batch-size=",
+        "steps": "--max_steps=",
+    }
+    assert not list(options_typed([]))
+    written = with_values(typed, {"--lr": "2e-3", "data.batch-size=": "16", "--max_steps=": "50"})
+    assert written[1:6] == ["--lr", "2e-3", "--eval-batch-size", "64", "data.batch-size=16"]
+    assert written[6] == "--max_steps=50"
 
 
 @pytest.mark.parametrize(
