@@ -74,7 +74,20 @@ def with_source(tree: Mapping[str, Any], say: Callable[[str], object]) -> dict[s
     said = read_source(source)
     for sentence in (*said.told, *_changed(said, given)):
         say(f"from {source.library} {source.target}: {sentence}")
-    return _merged({**said.keys, **_length(said.run_samples)}, given)
+    keys = _merged({**said.keys, **_length(said.run_samples)}, given)
+    return {**keys, "batch": given.get("batch") or _own_batch(keys)}
+
+
+def _own_batch(keys: Mapping[str, Any]) -> dict[str, int]:
+    """Return the key `batch` for the batch that the learning rate is given for, in the object's own micro-batches or the largest smaller ones
+    that divide it among the ranks; nothing where the ranks do not divide it."""
+    batch, num_ranks = keys["optimizer"]["reference_batch_size"], keys.get("world_size", 1)
+    if not isinstance(batch, int) or num_ranks not in range(1, max(batch, 1) + 1) or batch % num_ranks:
+        return {}  # what is no number is refused with the others
+    of_rank = batch // num_ranks
+    most = min(keys["batch"]["micro_batch_size"], of_rank)
+    size = next(size for size in range(most, 0, -1) if of_rank % size == 0)
+    return {"micro_batch_size": size, "effective_batch_size": batch}
 
 
 def _length(run_samples: int | None) -> dict[str, int]:

@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from batchscout.orchestrator.config import sources
+from batchscout.orchestrator.config.keys import Batch
 from batchscout.orchestrator.config.load import load_study
 from batchscout.orchestrator.config.sources import with_source
+from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.trainers.before.source import Source
 from batchscout.trainers.sources.settings import GROUPS, Settings
 
@@ -21,6 +23,7 @@ SAID = {
     "optimizer": {"lr": 0.1, "type": "sgd", "betas": [0.9, 0.0], "param_groups": GROUPS, "reference_batch_size": 16, "max_gradient_norm": None},
     "precision": "bfloat16",
     "schedule": {"type": "cosine"},
+    "batch": {"micro_batch_size": 8},
 }  # fmt: skip
 
 
@@ -50,6 +53,24 @@ def test_it_says_what_the_study_file_leaves_open(tmp_path: Path, reading: list[S
     assert (config.precision, config.schedule.type, config.schedule.decay) == ("bfloat16", "cosine", 0.1)
     assert config.sample_budget == 32_768, "its own run is longer than a study's by default"
     assert reading == [Source("transformers", MAKE, {})]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, Batch(micro_batch_size=8, effective_batch_size=16)),
+        ({"world_size": 4}, Batch(micro_batch_size=4, effective_batch_size=16)),
+        ({"optimizer": {"reference_batch_size": 18}}, Batch(micro_batch_size=6, effective_batch_size=18)),
+        ({"world_size": 3}, Batch()),
+        ({"batch": {"gradient_accumulation_steps": 2}}, Batch(gradient_accumulation_steps=2)),
+    ],
+)
+def test_its_batch_is_the_studys_in_its_own_micro_batches(
+    tmp_path: Path, reading: list[Source], keys: dict[str, Any], expected: Batch
+) -> None:
+    config = study(tmp_path, **keys)
+    assert config.batch == expected
+    assert baseline_batch(config) == (2 if "batch" in keys else config.optimizer.reference_batch_size)
 
 
 def test_an_optimizer_that_the_study_file_names_is_its_own_alone(tmp_path: Path, reading: list[Source]) -> None:

@@ -161,6 +161,7 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     trainer = fit.trainer
     optimizer, schedule = _configured(fit)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(optimizer) | {"max_gradient_norm": None}}
+    keys["batch"] = {"micro_batch_size": train_loader.batch_size or 1}
     told, run = (
         [*told_of_momentum(optimizer), *_told_of(fit.module), *_told_of_data(fit)],
         _run_of(trainer, train_loader),

@@ -127,6 +127,7 @@ def settings(trainer: Any) -> Settings:
     keys: dict[str, Any] = {
         "optimizer": optimizer_keys(optimizer) | clip,
         "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        "batch": {"micro_batch_size": args.per_device_train_batch_size},
     }
     told = list(_schedule(trainer, optimizer, keys, steps))
     return Settings(keys, (*told, *told_of_momentum(optimizer), *_told_of(trainer)), run_samples)

@@ -34,6 +34,7 @@ def settings(loop: Loop) -> Settings:
     for group, rate in zip(loop.optimizer.param_groups, _base_rates(loop.seen), strict=True):
         group.setdefault("initial_lr", rate)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(loop.optimizer), "precision": _precision(loop.seen)}
+    keys["batch"] = {"micro_batch_size": loop.micro_batch_size}
     batch = loop.micro_batch_size * loop.num_micro_batches
     length = run_samples(loop.batches.source, loop.seen, loop.micro_batch_size)
     told = list(_schedule(loop, keys, batch, length))
