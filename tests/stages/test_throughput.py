@@ -332,6 +332,14 @@ def test_where_every_round_is_disturbed_all_that_are_allowed_are_timed_and_count
     )
 
 
+@pytest.mark.parametrize("allowed", [5000, 7000, 10000])
+def test_every_round_that_was_timed_counts_where_no_further_one_is_allowed(allowed: int) -> None:
+    """That the stage may take no more is known after its last round: it speaks against the next, and not against those before it."""
+    known = disturbed(lambda number: True, rounds=2, max_samples=allowed)
+    assert {rate.num_rounds for rate in known.found(ThroughputFindings).rates} == {rounds_of(known)}
+    assert 2 < rounds_of(known) < 8 + 2
+
+
 def test_a_disturbed_round_is_timed_again_where_the_study_file_wants_no_more_rounds_than_the_fewest() -> None:
     known = disturbed(lambda number: number == 1, rounds=2, max_rounds=2)
     assert rounds_of(known) == 2 + 1

@@ -215,11 +215,12 @@ def in_turn(names: Sequence[Name], number: int, num_lanes: int) -> list[Name]:
     return [*names[first:], *names[:first]]
 
 
-def rounds_wanted(at_least: int, at_most: int, suffice: Callable[[int], bool]) -> int:
-    """Return how many rounds to time by now: one more while so many do not suffice. at_least is never cut short, and as many rounds
-    may be disturbed and are timed again."""
+def rounds_wanted(at_least: int, at_most: int, suffice: Callable[[int], bool], has_begun: Callable[[int], bool]) -> int:
+    """Return how many rounds to time by now: one more while so many do not suffice. at_least is never cut short, as many rounds
+    may be disturbed and are timed again, and a round that has begun is wanted, whatever would be decided today."""
     most = max(at_least, at_most) + at_least
-    return next((number for number in range(at_least, most) if suffice(number)), most)
+    wanted = (number for number in range(at_least, most) if not has_begun(number + 1) and suffice(number))
+    return next(wanted, most)
 
 
 def held_against(rival: str, ratio: Ratio) -> str:

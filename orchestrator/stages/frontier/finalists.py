@@ -102,7 +102,10 @@ class Finalists:
         """How many rounds to time by now: one more until they tell who is the fastest, or there may be no more."""
         if len(self.points) < 2:
             return 0
-        return rounds_wanted(self.trials.stage.rounds, self.trials.stage.max_rounds, self._suffice)
+        return rounds_wanted(self.trials.stage.rounds, self.trials.stage.max_rounds, self._suffice, self._has_begun)
+
+    def _has_begun(self, number: int) -> bool:
+        return any(self.trials.timing_of(point, number) is not None for point in self.points)
 
     def _suffice(self, num_rounds: int) -> bool:
         """True if so many rounds tell who is the fastest, have not ended yet, or may not be followed by another. Only those that

@@ -113,7 +113,10 @@ class ThroughputProgress:
     @cached_property
     def num_rounds(self) -> int:
         stage = self.context.stage
-        return rounds_wanted(stage.rounds, stage.max_rounds, self._suffice) if self.forms else 0
+        return rounds_wanted(stage.rounds, stage.max_rounds, self._suffice, self._has_begun) if self.forms else 0
+
+    def _has_begun(self, number: int) -> bool:
+        return any(self.trial_of(form, number) is not None for form in self.forms)
 
     def _suffice(self, num_rounds: int) -> bool:
         """True if so many rounds tell the rates, have not ended yet, or may not be followed by another. Only those that nothing
