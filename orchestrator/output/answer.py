@@ -53,7 +53,8 @@ class Answer:
     caveats: tuple[str, ...]
     """What speaks against it or limits it; what matters most first. There is always one."""
     next: str
-    """A command, in which RUN_DIR stands for the run directory, or what to do in words."""
+    """A command, in which RUN_DIR stands for the run directory, in a line of its own below what it is for, if that is to be said; or what
+    to do in words."""
 
     @property
     def is_decided(self) -> bool:
@@ -74,7 +75,8 @@ class Answer:
 
     def text(self, run_dir: str = RUN_DIR) -> str:
         """Return the five lines one under the other."""
-        return "\n".join(f"{label:{_LABEL}}{said}" for label, said in self.lines(run_dir).items())
+        lines = self.lines(run_dir).items()
+        return "\n".join(f"{label:{_LABEL}}{said}".replace("\n", "\n" + " " * _LABEL) for label, said in lines)
 
 
 _LABEL = len("Train with") + 2
@@ -188,4 +190,4 @@ def _next(config: StudyConfig, study: Study, badge: Badge, deciding: ToDecide | 
         return f"decide it by {', '.join(changes)}{'' if deciding.goes_on else ', in another run_dir'}: {deciding.what}"
     flags = " ".join(f"--set {shlex.quote(change)}" for change in changes)
     where = RUN_DIR if deciding.goes_on else f"{RUN_DIR}-longer"
-    return f"{_run(study, where)} {flags}    # {deciding.what}"
+    return f"{deciding.what}:\n{_run(study, where)} {flags}"

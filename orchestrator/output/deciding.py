@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -64,7 +65,10 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     findings = compared.findings
     num_runs = sum(one.num_runs for one in findings.batches)
     train = config.keys_of(Train)
-    seconds = findings.seconds or winner.metric("train_seconds") or 0.0
+    measured = [
+        seconds for one in study.trials.values() if one.is_full_run and (seconds := one.metric("train_seconds"))
+    ]
+    seconds = statistics.median(measured) if measured else findings.seconds or 0.0
     if config.budget and 3600 * config.budget.device_hours / config.world_size - study.lane_seconds < seconds:
         more = {"budget.device_hours": _hours(2 * config.budget.device_hours)}
         return ToDecide("further runs, for which budget.device_hours left no time", "raise it", more)
@@ -81,6 +85,7 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     hours = runs * seconds * config.world_size / 3600
     if train and config.budget:
         changes["budget.device_hours"] = _hours(config.budget.device_hours + hours)
-    each = f"of {training_time_text(seconds)}" if runs == 1 else f"of {training_time_text(seconds)} each"
-    what = f"about {runs} more {'run' if runs == 1 else 'runs'} {each}, {hours:.2g} device-hours"
+    in_all = f"{hours:.2g} device-hours" if config.budget else f"{training_time_text(runs * seconds)} in all"
+    each = f"of {training_time_text(seconds)}" if runs == 1 else f"of {training_time_text(seconds)} each, {in_all}"
+    what = f"about {runs} more {'run' if runs == 1 else 'runs'} {each}"
     return ToDecide(what, f"raise {keys}", changes)

@@ -52,9 +52,19 @@ def shown(text: str, style: str = "") -> Text:
 
 
 def print_answer(console: Console, answer: Answer, run_dir: str) -> None:
-    """Print the five lines; on a terminal each is broken beside its label. run_dir: as its user types it."""
-    style = "green" if answer.is_decided else "yellow"
+    """Print the five lines; on a terminal each is broken beside its label, but for a command that is too long for that: a line of its own is
+    copied whole. run_dir: as its user types it."""
+    if not console.is_terminal:
+        console.print(shown(answer.text(run_dir)))
+        return
+    style, lines = "green" if answer.is_decided else "yellow", answer.lines(run_dir)
+    words, _, command = lines["Next"].rpartition("\n")
+    is_long = command.startswith("batchscout ") and len(command) > console.width - max(map(len, lines)) - 2
+    if is_long:
+        lines["Next"] = words
     table = Table.grid(Column(no_wrap=True, style="bold"), Column(overflow="fold"), padding=(0, 2))
-    for label, text in answer.lines(run_dir).items():
+    for label, text in lines.items():
         table.add_row(label, shown(text, style=style if label == "Verdict" else ""))
-    console.print(table if console.is_terminal else shown(answer.text(run_dir)))
+    console.print(table)
+    if is_long:
+        console.print(shown(command), soft_wrap=True)

@@ -221,8 +221,8 @@ def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
         return "nothing: it is your own setting"
     if known and known.time and baseline:
         batch = real.effective_batch_size if real else winner.config.effective_batch_size
-        length = f" of a run of {number_text(real.samples)} samples" if real else ""
-        return f"{_share_text(config, known.time)}{length}{_parts_text(known.time, batch, baseline)}"
+        of_what = f"of a run of {number_text(real.samples)} samples with" if real else "of"
+        return f"{_share_text(config, known.time)} {of_what} {_own_text(baseline)}{_parts_text(known.time, batch, baseline)}"
     ours = _standing(study, winner, config.target_loss)
     if baseline is None:
         return f"not known: it {_ending(ours, config.target_loss)}{_how_the_baseline_ended(study)}"
@@ -237,7 +237,8 @@ def _share_text(config: StudyConfig, time: TimeGain) -> str:
 def _parts_text(time: TimeGain, batch: int, own: Trial) -> str:
     if batch == own.config.effective_batch_size:
         return ", by the learning rate alone"
-    by_speed = "" if time.by_speed is None else f" x {time.by_speed:.0%} by its speed"
+    higher = "" if time.by_speed is None else "higher" if time.by_speed < 1 else "lower"
+    by_speed = f" x {time.by_speed:.0%} by its {higher} samples/s" if higher else ""
     return f" = {time.by_rate:.0%} by the learning rate x {time.by_batch:.0%} by the batch{by_speed}"
 
 
@@ -263,11 +264,15 @@ def _against_source(config: StudyConfig, study: Study, winner: Trial, change: Ch
 
 
 def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:
-    config = theirs.trials[0].config
-    own = f"your own setting (effective batch {config.effective_batch_size}, learning rate {config.learning_rate:.3g})"
+    own = _own_text(theirs.trials[0])
     if target_loss is None:
         return f"val loss {loss_text(ours.val_loss)} against {loss_text(theirs.val_loss)} with {own}"
     return f"it {_ending(ours, target_loss)}, {own} {_ending(theirs, target_loss)}"
+
+
+def _own_text(own: Trial) -> str:
+    config = own.config
+    return f"your own setting (effective batch {config.effective_batch_size}, learning rate {config.learning_rate:.3g})"
 
 
 def _standing(study: Study, trial: Trial, target_loss: float | None) -> Standing:
@@ -323,8 +328,7 @@ def _how_the_baseline_ended(study: Study) -> str:
     baseline = next((trial for trial in reversed(study.trials.values()) if trial.protected), None)
     if baseline is None:
         return ""
-    config = baseline.config
-    return f"; your own setting (effective batch {config.effective_batch_size}, learning rate {config.learning_rate:.3g}) {_ended(baseline)}"
+    return f"; {_own_text(baseline)} {_ended(baseline)}"
 
 
 def _ended(trial: Trial) -> str:
@@ -333,13 +337,13 @@ def _ended(trial: Trial) -> str:
 
 def _sure(config: StudyConfig, known: Known) -> str:
     """Return how far the setting may lie from the best one, and what is left open."""
-    told = f"; choosing {wasted_text(config, known)}, against the best of all"
+    told = f"; {wasted_text(config, known)}"
     return f"{told}; undetermined {open_text(config, known)}" if known.is_open(config.useful_gain) else told
 
 
 def wasted_text(config: StudyConfig, known: Known) -> str:
     """Return what the setting wastes."""
-    return f"it wastes {share_text(known.regret_time)} of {_the_cost(config)} on average"
+    return f"this setting wastes {share_text(known.regret_time)} of {_the_cost(config)} on average against the best one"
 
 
 def open_text(config: StudyConfig, known: Known) -> str:
@@ -347,7 +351,7 @@ def open_text(config: StudyConfig, known: Known) -> str:
     between, (mine, *_) = undecided_between(config, known), known.p_best
     if not between:
         return f"at which learning rate ({known.rates[0]:.2g} to {known.rates[1]:.2g})"
-    return f"between effective batches {listed(between)} (this one with probability {known.p_best[mine]:.2f})"
+    return f"between effective batches {listed(between)} ({mine} with probability {known.p_best[mine]:.2f})"
 
 
 MOST_GROWTH = 1.1

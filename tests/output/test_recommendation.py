@@ -88,7 +88,7 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
         f"rate {found.learning_rate:.3g}: val loss {winner.measured('val_loss'):.3f} against {baseline.measured('val_loss'):.3f} with your own "
         f"setting (effective batch 8, learning rate 0.001) after the same training time (12 s); it reaches the same loss in "
         f"{time.share:.0%} of the training time ({time.low:.0%} to {time.high:.0%} with probability 0.9) = {time.by_rate:.0%} by the learning rate "
-        f"x {time.by_batch:.0%} by the batch x {time.by_speed:.0%} by its speed; choosing it wastes "
+        f"x {time.by_batch:.0%} by the batch x {time.by_speed:.0%} by its {'higher' if time.by_speed < 1 else 'lower'} samples/s; this setting wastes "
     )
     seconds = [trial.config.effective_batch_size / trial.measured("step_seconds") for trial in (baseline, winner)]
     assert time.by_speed == pytest.approx(seconds[0] / seconds[1])

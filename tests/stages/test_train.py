@@ -519,7 +519,7 @@ def test_the_conclusion_has_every_batch_with_its_intervals_and_the_winner_is_a_r
         f"effective batch 4 (4 x 1; most samples/s) ends at val loss {findings.val_loss:.3f} at learning rate "
     )
     assert (
-        f", at equal cost (8 s of training each), and wastes {findings.regret_time:.1%} of the training time on average"
+        f", at equal cost (8 s of training planned for each), and wastes {findings.regret_time:.1%} of the training time on average"
         in reason
     )
     assert (
@@ -561,7 +561,7 @@ def test_a_learning_rate_that_diverges_everywhere_is_lowered_until_there_is_an_a
     assert len(known.trials) <= 2 * max_runs + 3
     recommendation = recommended(config, known)
     assert (
-        "; your own setting (effective batch 8, learning rate 0.001) diverged; choosing it wastes "
+        "; your own setting (effective batch 8, learning rate 0.001) diverged; this setting wastes "
         in recommendation.verdict
     )
     batch = recommendation.effective_batch_size

@@ -60,11 +60,21 @@ def answer_section(
 def _five_lines(r: Recommendation, others_are: str) -> Element:
     """Return the answer, green where it is decided. others_are: where the other caveats stand."""
     sure = "decided" if r.answer.is_decided else "open"
+    lines = r.answer.lines(others_are=others_are)
+    next_ = [element("dd", *_with_its_command(lines.pop("Next")))]
     rows = [
         element("div", element("dt", label), element("dd", text), class_=sure if label == "Verdict" else None)
-        for label, text in r.answer.lines(others_are=others_are).items()
+        for label, text in lines.items()
     ]
-    return element("dl", *rows, class_="answer")
+    return element("dl", *rows, element("div", element("dt", "Next"), *next_), class_="answer")
+
+
+def _with_its_command(text: str) -> list[str | Element]:
+    words, _, command = text.rpartition("\n")
+    if not command.startswith("batchscout "):
+        return [text]
+    folder = f" ({RUN_DIR} is the folder of this report)" if RUN_DIR in command else ""
+    return [f"{words} ", element("code", command), folder]
 
 
 def _other_caveats(r: Recommendation) -> Element:
@@ -72,7 +82,6 @@ def _other_caveats(r: Recommendation) -> Element:
     others = [element("li", caveat) for caveat in r.answer.caveats[1:]]
     return element(
         "div",
-        element("p", f"{RUN_DIR} is the folder of this report.", class_="muted") if RUN_DIR in r.answer.next else None,
         element("h3", "What else limits it") if others else None,
         element("ul", *others, class_="notes") if others else None,
         element("details", element("summary", "The verdict with all its figures"), element("p", r.verdict)),

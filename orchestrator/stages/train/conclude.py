@@ -267,11 +267,10 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
 def _wasting(context: StageContext[Train], findings: TrainFindings) -> str:
     assert findings.regret_time is not None, "the stage has just found it"
     of_what = "samples" if context.config.objective == "samples" else "training time"
-    return f"and wastes {share_text(findings.regret_time)} of the {of_what} on average against the best setting"
+    return f"and wastes {share_text(findings.regret_time)} of the {of_what} on average against the best one"
 
 
 def _cost(findings: TrainFindings) -> str:
     if findings.seconds is None:
         return "the same samples"
-    planned = "planned for" if findings.off_speed else "of training"
-    return f"{training_time_text(findings.seconds)} {planned} each"
+    return f"{training_time_text(findings.seconds)} of training planned for each"
