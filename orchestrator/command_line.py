@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from batchscout.orchestrator.near_words import instead
 from batchscout.orchestrator.terminal import printable
 
 
@@ -22,7 +21,7 @@ class CommandLine(argparse.ArgumentParser):
         """Refuse a word that is no choice. argparse asks so of verbs, options and arguments alike."""
         if action.choices is not None and value not in action.choices:
             after = f" after {'/'.join(action.option_strings)}" if action.option_strings else ""
-            _refuse(f"{self.prog} takes no {value!r}{after}; {_instead(value, [*action.choices])}")
+            _refuse(f"{self.prog} takes no {value!r}{after}; {instead(value, [*action.choices])}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Refuse what is left over. argparse asks each verb so, which alone knows its options."""
@@ -30,27 +29,9 @@ class CommandLine(argparse.ArgumentParser):
         if unknown:
             word = unknown[0].partition("=")[0]
             options = [option for option in self._option_string_actions if option.startswith("--")]
-            remedy = _instead(word, options) if word.startswith("-") else "quote what has spaces in it, or leave it out"
+            remedy = instead(word, options) if word.startswith("-") else "quote what has spaces in it, or leave it out"
             _refuse(f"{self.prog} takes no {word!r}; {remedy}")
         return found, unknown
-
-
-OTHER_WORDS = {
-    "huggingface": "hf",
-    "transformers": "hf",
-    "pytorch": "torch",
-    "resume": "run",
-    "show": "status",
-    "new": "init",
-}
-"""What people type for a word of ours."""
-
-
-def _instead(word: str, known: Sequence[str]) -> str:
-    meant = OTHER_WORDS.get(word.lower())
-    near = [meant] if meant in known else difflib.get_close_matches(word, known, n=1)
-    meant = f"did you mean {near[0]}? There are " if near else "there are "
-    return meant + ", ".join(known)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -105,7 +105,8 @@ def find(
     _refuse_other_objects(where, name, kwargs["digests"])
     tree = {"name": name, **subject.keys(kwargs), **keys}
     if stages is not None:
-        tree["stages"] = [stage if isinstance(stage, str) else dict(stage) for stage in stages]
+        named = [stages] if isinstance(stages, str) else stages
+        tree["stages"] = [stage if isinstance(stage, str) else dict(stage) for stage in named]
     import_from_here()
     with _leaving_nothing_of_what_is_refused(where, file := Path(kwargs["file"]), name):
         make_private_directory(where)

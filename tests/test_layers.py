@@ -18,7 +18,7 @@ from tests.support.every import for_every
 
 ROOT = Path(__file__).parents[1]
 # A room imports itself, `trainers`, the files that know nothing of studies, and the rooms that stand here beside it.
-LEAVES = {"environment", "installed", "units", "signals", "terminal"}
+LEAVES = {"environment", "installed", "near_words", "units", "signals", "terminal"}
 ROOMS = {
     "config": set[str](),
     "study": {"config"},

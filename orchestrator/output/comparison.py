@@ -147,7 +147,7 @@ def agreement(first: Side, second: Side) -> str:
         else f"the effective batch stays {one.effective_batch_size}"
     )
     rate = (
-        f"the learning rate from {one.learning_rate:.3g} to {other.learning_rate:.3g}"
+        f"the learning rate goes from {one.learning_rate:.3g} to {other.learning_rate:.3g}"
         if one.learning_rate != other.learning_rate
         else f"the learning rate stays {one.learning_rate:.3g}"
     )

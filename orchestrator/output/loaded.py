@@ -85,15 +85,16 @@ class LoadedStudy:
 
         return explain_trial(self.run_dir, self.config, self.replayed, self.recommendation, id)
 
-    def export(self, to: str) -> str:
-        """Return the recommendation as another trainer's configuration: torch, hf, accelerate, ..., as of `batchscout export --to`. Raises
-        ValueError, with all of them, for another, and where nothing is recommended."""
-        from batchscout.orchestrator.output.exports import export
+    def export(self, to: str | None = None) -> str:
+        """Return the recommendation as another trainer's configuration: torch, hf, accelerate, ..., as of `batchscout export --to`; None: of the
+        library that the study's model comes from. Raises ValueError, with all of them, for another, and where nothing is recommended."""
+        from batchscout.orchestrator.output.exports import export, first_trainer
 
         if self.recommendation is None:
             raise ValueError(
                 f"{quoted(self.run_dir)} has no recommendation to export; finish the study first: batchscout run"
             )
+        to = first_trainer(self.config, self.replayed.facts.own_run) if to is None else to
         return export(self.recommendation, to, quoted(self.run_dir))
 
     def trials(self) -> pandas.DataFrame:

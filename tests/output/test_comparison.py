@@ -46,7 +46,7 @@ def test_two_studies_that_recommend_the_same_say_so() -> None:
 def test_what_the_answer_changed_to_is_said_with_both_numbers() -> None:
     changed = replace(example_recommendation(), learning_rate=1.2e-3)
     said = agreement(side("a", example_recommendation()), side("b", changed))
-    assert said == "The answer differs: the effective batch stays 32, the learning rate from 0.0006 to 0.0012."
+    assert said == "The answer differs: the effective batch stays 32, the learning rate goes from 0.0006 to 0.0012."
 
 
 def test_a_change_that_neither_study_could_decide_is_no_finding() -> None:

@@ -60,8 +60,11 @@ def test_a_figure_that_there_is_not_is_refused_with_those_that_there_are(study: 
 def test_a_notebook_shows_the_answer(study: batchscout.Study) -> None:
     shown = study._repr_html_()
     assert study.recommendation is not None
-    for label, text in study.recommendation.answer.lines().items():
+    lines = study.recommendation.answer.lines()
+    command = lines.pop("Next")
+    for label, text in lines.items():
         assert f"<dt>{label}</dt><dd>{html.escape(text, quote=False)}</dd>" in shown
+    assert f"<dt>Next</dt><dd><code>{command}</code> (RUN_DIR is the folder of this report)</dd>" in shown
     assert str(study) == study.recommendation.answer.text(str(study.run_dir))
     assert "micro_batch_size" in shown
     ElementTree.fromstring(shown)
@@ -86,8 +89,11 @@ def test_a_study_is_read_by_its_trials_their_explanations_and_its_exports(study:
     for wrong in (lambda: study.trial("train-m4k"), lambda: study.explain("train-m4k")):
         with pytest.raises(ValueError, match="no trial 'train-m4k'; did you mean train-m"):
             wrong()
-    with pytest.raises(ValueError, match=r"'keras'; choose one of: script, torch, hf"):
+    assert study.export() == study.export("torch")
+    with pytest.raises(ValueError, match=r"'keras'; there are script, torch, hf"):
         study.export("keras")
+    with pytest.raises(ValueError, match=r"did you mean hf\?"):
+        study.export("huggingface")
 
 
 def test_whatever_a_prompt_shows_of_a_study_is_short(study: batchscout.Study) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.near_words import instead
 from batchscout.orchestrator.output.answer import RUN_DIR, with_run_dir
 from batchscout.orchestrator.output.exports import (
     accelerate,
@@ -44,7 +45,7 @@ def export(recommendation: Recommendation, to: str, run_dir: str = RUN_DIR) -> s
     """Return the text for a trainer. Raises ValueError, with the names of all, for one that is not among WRITERS. run_dir: as the user would
     type it."""
     if to not in WRITERS:
-        raise ValueError(f"cannot export to '{to}'; choose one of: {', '.join(WRITERS)}")
+        raise ValueError(f"cannot export to '{to}'; {instead(to, [*WRITERS])}")
     answer = replace(recommendation.answer, next=with_run_dir(recommendation.answer.next, run_dir))
     return WRITERS[to](as_long_as_the_real_run(replace(recommendation, answer=answer)))
 

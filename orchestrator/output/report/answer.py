@@ -74,7 +74,7 @@ def _with_its_command(text: str) -> list[str | Element]:
     if not command.startswith("batchscout "):
         return [text]
     folder = f" ({RUN_DIR} is the folder of this report)" if RUN_DIR in command else ""
-    return [f"{words} ", element("code", command), folder]
+    return [f"{words} " if words else "", element("code", command), folder]
 
 
 def _other_caveats(r: Recommendation) -> Element:

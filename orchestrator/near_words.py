@@ -1,0 +1,24 @@
+"""Which word was meant by one that there is not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+OTHER_WORDS = {
+    "huggingface": "hf",
+    "transformers": "hf",
+    "pytorch": "torch",
+    "resume": "run",
+    "show": "status",
+    "new": "init",
+}
+"""What people type for a word of ours."""
+
+
+def instead(word: str, known: Sequence[str]) -> str:
+    """Return which of the words that are known was meant, and all of them."""
+    meant = OTHER_WORDS.get(word.lower())
+    near = [meant] if meant in known else difflib.get_close_matches(word, known, n=1)
+    meant = f"did you mean {near[0]}? There are " if near else "there are "
+    return meant + ", ".join(known)
