@@ -46,7 +46,9 @@ class Progress(Observer):
         self._estimated: Cost | None = None
         """What the study takes, by the passes that were timed before anything was measured; None where none were."""
         self._started_at: dict[str, float] = {}
-        """When each trial was started of which nothing was heard since."""
+        """When each trial that runs was started."""
+        self._heard_of: set[str] = set()
+        """Those of them that have told something since."""
         self._most_full_runs = 0
         """The full runs that the study takes at most, as far as is known at the stage."""
         self._live = Panel(self._console, self.panel)
@@ -71,6 +73,7 @@ class Progress(Observer):
 
     def started(self, trial: Trial) -> None:
         self._started_at[trial.id] = time.monotonic()
+        self._heard_of.discard(trial.id)
         self._event(trial)
 
     def progressed(self, trial: Trial, metrics: Metrics) -> None:
@@ -80,7 +83,7 @@ class Progress(Observer):
         self._heard(trial, metrics)
 
     def _heard(self, trial: Trial, metrics: Metrics) -> None:
-        self._started_at.pop(trial.id, None)
+        self._heard_of.add(trial.id)
         self._latest[trial.id] = metrics
 
     def waits(self, trial: Trial) -> None:
@@ -157,7 +160,7 @@ class Progress(Observer):
 
     def _how_far(self, trial: Trial) -> tuple[str, str]:
         """Return how far a running trial is, and its figures."""
-        if (started_at := self._started_at.get(trial.id)) is not None:
+        if (started_at := self._started_at.get(trial.id)) is not None and trial.id not in self._heard_of:
             doing = "builds and compiles its model" if trial.config.compile else "builds its model"
             return f"{doing}, {seconds_text(time.monotonic() - started_at)} so far", ""
         metrics = trial.metrics | self._latest.get(trial.id, {})
@@ -197,7 +200,9 @@ class Progress(Observer):
             rate = samples_per_second(self._config, facts.pass_seconds)
             self._estimated = cost_of(self._config, facts, rate)
         num_lanes = max(self._study.most_lanes, self._config.placement.lanes or 1)
-        return estimated_seconds_left(self._study, self._estimated, num_lanes, self._latest)
+        now = time.monotonic()
+        elapsed = {id: now - started_at for id, started_at in self._started_at.items()}
+        return estimated_seconds_left(self._study, self._estimated, num_lanes, self._latest, elapsed)
 
 
 def best_so_far(trials: Sequence[Trial]) -> Trial | None:

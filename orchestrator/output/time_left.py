@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -54,19 +54,24 @@ def most_seconds_left(study: Study, most_full_runs: int) -> float | None:
     return sum_of(left, known, _at_once(full)).high if known and left > 0 else None
 
 
-def estimated_seconds_left(study: Study, cost: Cost, num_lanes: int, latest: dict[str, Metrics]) -> float:
+def estimated_seconds_left(
+    study: Study, cost: Cost, num_lanes: int, latest: dict[str, Metrics], elapsed: Mapping[str, float]
+) -> float:
     """Return what is left of what the study was estimated to take before anything was measured: its full runs, as far as they have not
     run, and of each stage of probes that has not concluded what its trials have not taken yet. A full run's steps take what those of the
     runs that have begun do, if there are any.
 
-    latest: the last metrics heard of the trials that run.
+    latest: the last metrics heard of the trials that run. elapsed: the seconds for which these have run.
     """
     full = [trial for trial in study.trials.values() if trial.is_full_run]
-    ended = [trial for trial in study.trials.values() if trial.state.ended]
+    taken = {
+        trial.id: (trial.seconds or 0.0) if trial.state.ended else elapsed.get(trial.id, 0.0)
+        for trial in study.trials.values()
+    }
     steps = [seconds for trial in full if (seconds := _seconds_of_all_steps(trial, latest)) is not None]
     runs = cost.num_full_runs - sum(1.0 if trial.state.ended else _share_done(trial, latest) for trial in full)
     probes = sum(
-        max(0.0, seconds - sum(trial.seconds or 0.0 for trial in ended if trial.stage == stage))
+        max(0.0, seconds - sum(taken[trial.id] for trial in study.of_stage(stage)))
         for stage, seconds in cost.probes.items()
         if stage not in study.conclusions
     )

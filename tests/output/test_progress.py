@@ -160,13 +160,16 @@ def test_of_an_estimate_that_goes_which_is_concluded_or_was_taken() -> None:
     config = example_config(stages=[{"type": "frontier"}, {"type": "throughput"}, {"type": "train"}])
     study, cost = Study(config.name), Cost(10.0, 2, {"frontier": 60.0, "throughput": 30.0})
     whole = 2 * (10.0 + SECONDS_OF_A_TRIAL) + 90.0
-    assert estimated_seconds_left(study, cost, num_lanes=1, latest={}) == pytest.approx(whole)
-    assert estimated_seconds_left(study, cost, num_lanes=2, latest={}) == pytest.approx(whole / 2)
+    assert estimated_seconds_left(study, cost, num_lanes=1, latest={}, elapsed={}) == pytest.approx(whole)
+    assert estimated_seconds_left(study, cost, num_lanes=2, latest={}, elapsed={}) == pytest.approx(whole / 2)
     add_trial(study, config, "frontier-m1", evaluations=())
     end_trial(study, "frontier-m1", 45.0, {"tokens_per_second": 3.0})
-    assert estimated_seconds_left(study, cost, num_lanes=1, latest={}) == pytest.approx(whole - 45.0)
+    assert estimated_seconds_left(study, cost, num_lanes=1, latest={}, elapsed={}) == pytest.approx(whole - 45.0)
+    add_trial(study, config, "frontier-m2", evaluations=())
+    left = estimated_seconds_left(study, cost, num_lanes=1, latest={}, elapsed={"frontier-m2": 5.0})
+    assert left == pytest.approx(whole - 50.0), "what runs has taken some of it"
     study.conclusions["frontier"] = Conclusion("frontier", ok=True, reason="")
-    assert estimated_seconds_left(study, cost, num_lanes=1, latest={}) == pytest.approx(whole - 60.0)
+    assert estimated_seconds_left(study, cost, num_lanes=1, latest={}, elapsed={}) == pytest.approx(whole - 60.0)
 
 
 def test_an_estimate_takes_the_pace_of_the_runs_that_have_begun(config: StudyConfig, study: Study) -> None:
@@ -175,7 +178,7 @@ def test_an_estimate_takes_the_pace_of_the_runs_that_have_begun(config: StudyCon
     trial, cost = study.trials["train-m1"].config, Cost(2.0, 2, {})
     steps = trial.sample_budget / trial.effective_batch_size
     heard: dict[str, Metrics] = {"train-m1": {"step_seconds": 60.0 / steps, "samples_seen": trial.sample_budget / 2}}
-    assert estimated_seconds_left(study, cost, num_lanes=1, latest=heard) == pytest.approx(
+    assert estimated_seconds_left(study, cost, num_lanes=1, latest=heard, elapsed={}) == pytest.approx(
         1.5 * (60 + SECONDS_OF_A_TRIAL)
     )
 
