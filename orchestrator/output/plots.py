@@ -118,17 +118,19 @@ class _Drawing:
     marks: list[_Box] = field(default_factory=list)
 
     def write(self, text: str, places: Sequence[tuple[float, float, str]], looks: str, *, always: bool) -> None:
-        """Write the text at the first of the places (x, baseline, anchor) where it covers nothing, else where it covers no text.
+        """Write the text at the first of the places (x, baseline, anchor) where it covers nothing.
 
-        always: write it at the first place where there is no such; else it is left out: whoever points at its mark is told.
+        always: where there is no such, write it where it covers no text, or at the first place; else it is left out: whoever points at its
+        mark is told, and the table has it.
         """
         if not text:
             return
         boxes = [self._box(text, *place, bold="strong" in looks) for place in places]
         inside = [one for one in boxes if one.left >= 0 and one.right <= self.width and one.top >= 0]
         quiet = [one for one in inside if not any(map(one.meets, self.texts))]
-        clear = next((one for one in quiet if not any(map(one.meets, self.marks))), None)
-        chosen = clear or next(iter(quiet), None) or (boxes[0] if always else None)
+        chosen = next((one for one in quiet if not any(map(one.meets, self.marks))), None)
+        if chosen is None and always:
+            chosen = next(iter(quiet), boxes[0])
         if chosen is not None:
             x, y, anchor = places[boxes.index(chosen)]
             self.texts.append(chosen)
@@ -167,7 +169,7 @@ def plot(figure: Figure) -> Element:
     for one in shown:
         for mark in one.marks:
             if mark.text:
-                drawing.write(mark.text, _beside(x(mark.x), y(mark.y), mark), "note", always=False)
+                drawing.write(mark.text, _beside(mark, x, y), "note", always=False)
     return element(
         "svg",
         *drawing.parts,
@@ -392,14 +394,16 @@ def _room_of(series: Series, x: Scale, y: Scale) -> Iterator[_Box]:
             yield _Box(at_x - 2, at_y - 2, at_x + 2, at_y + 2)
 
 
-def _beside(at_x: float, at_y: float, mark: Mark) -> list[tuple[float, float, str]]:
-    """Return where a mark's text may stand: above, right, left and below."""
-    off = 12 if mark.kind == "chosen" else 8
+def _beside(mark: Mark, x: Scale, y: Scale) -> list[tuple[float, float, str]]:
+    """Return where a mark's text may stand: above, right, left and below, and at the ends of its interval."""
+    at_x, at_y, off = x(mark.x), y(mark.y), 12 if mark.kind == "chosen" else 8
+    ends = [y(end) for end in (mark.high, mark.low) if end is not None and y.low <= end <= y.high]
     return [
         (at_x, at_y - off, "middle"),
         (at_x + off, at_y + 4, "start"),
         (at_x - off, at_y + 4, "end"),
         (at_x, at_y + off + 9, "middle"),
+        *((at_x, end - 7 if end < at_y else end + 15, "middle") for end in ends),
     ]
 
 
