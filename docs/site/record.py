@@ -39,11 +39,12 @@ def main() -> None:
 
 
 def answer_for_a_page(run_dir: Path) -> str:
-    """Return the five lines of a study's answer, broken for a page."""
+    """Return the five lines of a study's answer, broken for a page; a command is pasted, and stays whole."""
     answer = recommendation.answer if (recommendation := load(run_dir).recommendation) else None
     assert answer, "the quickstart trains"
     wrapper = TextWrapper(92, subsequent_indent=" " * 12, break_on_hyphens=False, break_long_words=False)
-    return "".join(f"{wrapper.fill(line)}\n" for line in answer.text("runs/quickstart").splitlines())
+    lines = answer.text("runs/quickstart").splitlines()
+    return "".join(f"{line if line.startswith('   ') else wrapper.fill(line)}\n" for line in lines)
 
 
 def take_picture(run_dir: Path, into: Path, scratch: Path) -> None:

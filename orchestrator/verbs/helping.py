@@ -51,7 +51,7 @@ def init(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Say what will work on this machine, what will not, and how to mend it; exits with 1 if there is a fault."""
+    """Say what will work on this machine, what will not, and how to fix it; exits with 1 if there is a fault."""
     from batchscout.orchestrator.doctor.check import worst
     from batchscout.orchestrator.doctor.checks import all_checks
     from batchscout.orchestrator.doctor.observe import observe

@@ -20,7 +20,7 @@ def nothing(_: object) -> str:
 
 @dataclass(frozen=True)
 class Knob:
-    """A way to train the same model in less memory. It may cost time, and some change what is learnt."""
+    """A way to train the same model in less memory. It may cost time, and some change what is learned."""
 
     name: str
     """The word in a study file."""

@@ -84,7 +84,7 @@ def fake_batch(sample: Any, times: int) -> Any:
 
 
 def check_first_loss(loss: float, num_targets: float = 1) -> None:
-    """Raise LossFault where the first loss is not a number: nothing was learnt yet, so no learning rate is to
+    """Raise LossFault where the first loss is not a number: nothing was learned yet, so no learning rate is to
     blame. num_targets: what it sums over."""
     if not math.isfinite(loss) and not num_targets:
         raise LossFault(
