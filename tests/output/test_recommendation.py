@@ -80,6 +80,7 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
     baseline, winner = study.trials["train-m8k1"], study.trials[found.evidence.trial]
     time = found.time
     assert time is not None
+    assert time.by_speed is not None
     assert found.regret_time is not None
     assert time.low < time.share < time.high < 1
     assert time.trial == baseline.id
