@@ -20,6 +20,7 @@ from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFind
 from batchscout.orchestrator.study.events import Evaluated, FactsRead, Noticed, RunBegan
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.trial import TrialState
 from batchscout.trainers.notices import NoticeKind
 from tests.support.every import for_every
 from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
@@ -55,6 +56,7 @@ def recommended(
     found: dict[str, Any] | None = None,
     facts: Facts | None = None,
     cluster_options: tuple[str, ...] = (),
+    pruned: tuple[Run, ...] = (),
     **changes: Any,
 ) -> Recommendation:
     """What follows from a train stage that found this of its batches, of which 8 is the baseline's.
@@ -68,6 +70,8 @@ def recommended(
         conclude(study, findings, "")
     for run in runs:
         add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "")
+    for run in pruned:
+        add(study, config, f"train-m{run.batch}k1-pruned", run, state=TrialState.PRUNED)
     loss = study.trials[f"train-m{winner}k1"].measured("val_loss")
     own: dict[str, Any] = (
         {"keeps_own": True}
@@ -87,14 +91,16 @@ def recommended(
     return recommendation
 
 
-def add(study: Study, config: Any, trial_id: str, run: Run, role: str = "") -> None:
+def add(
+    study: Study, config: Any, trial_id: str, run: Run, role: str = "", state: TrialState = TrialState.COMPLETE
+) -> None:
     add_trial(study, config, trial_id, role, micro_batch_size=run.batch, learning_rate=6e-4)
     for seconds, loss in run.curve:
         tell(
             study,
             Evaluated(id=trial_id, metrics={"samples_seen": 500 * seconds, "train_seconds": seconds, "val_loss": loss}),
         )
-    end_trial(study, trial_id, run.curve[-1][0], {"tokens_per_second": run.tokens_per_second})
+    end_trial(study, trial_id, run.curve[-1][0], {"tokens_per_second": run.tokens_per_second}, state)
 
 
 def reason(found: Recommendation) -> str:
@@ -501,6 +507,12 @@ def test_an_open_answer_says_between_what_and_which_command_goes_on() -> None:
         == f"about 7 more runs of 1 min 0 s each, 0.12 device-hours:\nbatchscout run {where} --set stages.train.max_runs=9 --set budget.device_hours=1.12"
     )
     assert open_.answer.next.count("RUN_DIR") == 2, "a recommendation does not know where its study lies"
+
+
+def test_what_further_runs_take_is_told_by_those_that_ran_to_their_end() -> None:
+    cut = tuple(Run(batch, ((5, 4.0),)) for batch in (2, 4, 16))
+    found = recommended(*CLOSE, winner=8, found={"regret_time": 0.08}, pruned=cut)
+    assert "more runs of 1 min 0 s each" in found.answer.next
 
 
 def test_the_next_command_names_the_cluster_on_which_the_study_ran_last() -> None:
