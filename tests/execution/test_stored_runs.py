@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,7 +153,6 @@ def test_ctrl_c_ends_a_study_whose_store_hangs_and_the_same_command_goes_on(
     driver = batchscout("run", file, "--dir", store, "--seconds-to-save", 1)
     until(lambda: evaluations_told(tmp_path) >= 3 or driver.poll() is not None, "evaluations", 200)
     with server.saying_nothing():
-        time.sleep(1)  # by now it asks, and may wait for an answer already
         driver.send_signal(signal.SIGINT)
         told, _ = driver.communicate(timeout=200)
     assert driver.returncode == 130, told
