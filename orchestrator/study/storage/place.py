@@ -52,7 +52,7 @@ _answering = set[str]()
 def _asked_again(
     ask: Callable[Concatenate[ObjectStore, Asks], Result],
 ) -> Callable[Concatenate[ObjectStore, Asks], Result]:
-    """Ask so with `_ask_again`."""
+    """Have a method ask as `_ask_again` does."""
 
     @functools.wraps(ask)
     def ask_again(store: ObjectStore, *given: Asks.args, **named: Asks.kwargs) -> Result:
