@@ -15,6 +15,7 @@ from reading_scale import write_study
 
 from batchscout.orchestrator.output.comparison import Side
 from batchscout.orchestrator.output.exports import WRITERS
+from batchscout.orchestrator.output.loaded import load
 from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.output.report.comparison import write_comparison
 from batchscout.orchestrator.output.report.figures import figure_element
@@ -389,3 +390,16 @@ def test_the_answer_and_the_chart_of_the_choice_are_seen_at_once(run: str, tab: 
         "['.answer', '#train-differences svg'].map(one => document.querySelector(one).getBoundingClientRect().bottom)"
     )
     assert max(ends) < 800, "pixels of a window of 1280 x 800"
+
+
+def test_a_long_command_leaves_the_chart_beside_it_free(tab: Browser, tmp_path: Path) -> None:
+    study = load(RECORDED)
+    assert study.recommendation
+    command = "batchscout run RUN_DIR/study.yaml --dir RUN_DIR" + 3 * " --set stages.train.max_runs=14"
+    answer = replace(study.recommendation.answer, next=f"about 6 more runs:\n{command}")
+    file = tmp_path / "report.html"
+    write_report(file, study.config, study.replayed, replace(study.recommendation, answer=answer))
+    show(tab, file, 1280)
+    texts = "[...document.querySelectorAll('.answer dd, .answer dd code')].map(one => one.getBoundingClientRect().right)"
+    chart = "document.querySelector('#train-differences').getBoundingClientRect().left"
+    assert max(tab.evaluate(texts)) <= tab.evaluate(chart)
