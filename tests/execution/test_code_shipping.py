@@ -209,14 +209,14 @@ def test_the_program_itself_imports_nothing_from_the_directory_that_it_is_typed_
 @pytest.mark.parametrize("verb", ["plan", "run", "trial"])
 def test_no_script_is_watched_beside_such_a_module(here: Path, verb: str) -> None:
     """What it fails of then would be told as a fault of the script."""
-    write(here / "select.py")
-    write(here / "train.py", "import selectors\n")
+    write(here / "token.py")
+    write(here / "train.py", "import tokenize\n")
     write(here / "study.yaml", "{name: a, from: {script: train.py}}")
     command = [sys.executable, "-m", "batchscout", verb, "study.yaml"]
     program = subprocess.run(
         command, cwd=here, env=os.environ | {"PYTHONPATH": str(CLONE)}, capture_output=True, text=True, check=False
     )
-    assert (program.returncode, "select.py would hide Python's own 'select'" in program.stderr) == (2, True), program
+    assert (program.returncode, "token.py would hide Python's own 'token'" in program.stderr) == (2, True), program
 
 
 def test_the_remedy_for_a_hidden_package_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
