@@ -24,6 +24,7 @@ from batchscout.orchestrator.environment import (
     Environment,
     launcher_text,
     obstacles,
+    obstacles_between_ranks,
     obstacles_here,
     settings_to_suspect,
 )
@@ -71,6 +72,11 @@ def environment(found: Environment, needs: Needs, *, on_gpu: bool) -> list[Check
     """Judge the settings and limits that the program is launched with."""
     in_the_way = (*obstacles(found), *obstacles_here(found, needs.world_size, on_gpu=on_gpu))
     checks = [Check("environment", one.finding, "fault", one.remedy) for one in in_the_way]
+    if needs.world_size == 1:
+        checks += [
+            Check("environment", f"{one.finding}; a study of several ranks does not run so", "warning", one.remedy)
+            for one in obstacles_between_ranks(found, on_gpu=on_gpu)
+        ]
     launchers = [name for name in sorted(found.variables) if is_a_launchers(name)]
     unused = f"; {launcher_text(launchers)}" if launchers else ""
     return checks or [Check("environment", f"no setting or limit is in a study's way{unused}")]

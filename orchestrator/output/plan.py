@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rich.console import Group
 from rich.table import Table
 
-from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.keys import StudyConfig, given_batch
 from batchscout.orchestrator.config.recipe import given_of, left_open_text
 from batchscout.orchestrator.config.stages import FEWEST_STEPS, Frontier
 from batchscout.orchestrator.config.trial import base_trial, baseline_batch
@@ -21,6 +21,7 @@ from batchscout.orchestrator.stages.frontier.too_small import check_fits
 from batchscout.orchestrator.stages.frontier.trials import ACCUMULATED
 from batchscout.orchestrator.stages.frontier.unpredicted import unpredicted_texts
 from batchscout.orchestrator.stages.probing import num_full_runs
+from batchscout.orchestrator.stages.train.foreseen import times_batches
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.units import bytes_text, counted, training_time_text
@@ -194,7 +195,8 @@ def _payback(config: StudyConfig, cost: Cost, rate: float) -> list[str]:
 
 def _few_steps(config: StudyConfig) -> list[str]:
     """Return a warning where the baseline's run has fewer steps than a comparison needs."""
-    batch = baseline_batch(config)
+    alone = given_batch(config.batch, config.world_size).effective_batch_size
+    batch = baseline_batch(config) if times_batches(config) else alone
     steps = config.sample_budget // batch
     if steps >= FEWEST_STEPS:
         return []

@@ -162,6 +162,15 @@ def test_what_a_launcher_has_left_is_no_fault_and_told_of() -> None:
     assert "not used are RANK," in check.finding
 
 
+@pytest.mark.parametrize(("num_ranks", "verdict"), [(1, "warning"), (2, "fault")])
+def test_an_interface_that_is_not_there_is_told_to_whoever_may_run_several_ranks(num_ranks: int, verdict: str) -> None:
+    set_up = Environment({"GLOO_SOCKET_IFNAME": "ib0"}, interfaces=("eth0",))
+    (check,) = environment(set_up, Needs(world_size=num_ranks), on_gpu=False)
+    assert said(check)[0] == verdict
+    assert check.finding.startswith("GLOO_SOCKET_IFNAME is ib0, and ")
+    assert check.remedy == "unset GLOO_SOCKET_IFNAME, or name one that is there"
+
+
 def test_settings_that_may_keep_a_library_from_being_imported_are_named() -> None:
     settings = Environment(
         {"PYTHONMALLOC": "debug", "PYTHONUNBUFFERED": "1", "RAY_BACKEND_LOG_LEVEL": "?", "HOME": "/"}

@@ -98,12 +98,16 @@ def test_a_fixed_part_of_a_pass_is_shared_by_the_samples_of_a_batch() -> None:
 
 def test_runs_of_few_steps_are_warned_of_with_the_budget_that_has_enough() -> None:
     told = [
-        " ".join(estimate(study_of(sample_budget=budget), Facts(pass_seconds=(0.0, 0.01)), 1))
+        " ".join(estimate(study_of(stages=FUNNEL, sample_budget=budget), Facts(pass_seconds=(0.0, 0.01)), 1))
         for budget in (8 * FEWEST_STEPS - 1, 8 * FEWEST_STEPS)
     ]
     assert "has 39 optimizer steps" in told[0]
     assert f"set sample_budget to {8 * FEWEST_STEPS} or more" in told[0]
     assert "optimizer step" not in told[1]
+    alone = study_of(stages=[{"type": "train"}], sample_budget=FEWEST_STEPS)
+    assert "optimizer step" not in " ".join(estimate(alone, Facts(pass_seconds=(0.0, 0.01)), 1)), (
+        "it is effective batch 1"
+    )
 
 
 def test_which_batches_are_compared_is_told_and_why_others_are_not(capsys: pytest.CaptureFixture[str]) -> None:
