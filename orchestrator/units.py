@@ -41,14 +41,11 @@ def counted_between(low: int, high: int, noun: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """Return 1.2k, 3.4M, 0.05, 2.1e-4 and the like: three significant digits."""
+    """Return 1.2k, 3.4M, 0.0005, 2.1e-05 and the like: three significant digits."""
     size = abs(value)
     for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if size >= 0.9995 * scale:  # what rounds to 1000 of a unit is 1 of the next
             return f"{value / scale:.3g}{unit}" if size < 999.5 * scale else f"{value / scale:.0f}{unit}"
-    if 0 < size < 1e-3:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
     return f"{value:.3g}"
 
 

@@ -192,7 +192,7 @@ class Throughput(Strict):
 
 
 class Equivalence(Strict):
-    """Is (m x k) really the same as (1 x mk) for this model?"""
+    """Does a batch that is split into micro-batches train this model as the whole batch does?"""
 
     type: Literal["equivalence"] = "equivalence"
     """`equivalence`. Checks, in float32 and without dropout, that a batch which is split into micro-batches trains the

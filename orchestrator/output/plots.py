@@ -164,12 +164,12 @@ def plot(figure: Figure) -> Element:
     _draw_names(drawing, [one for one in shown if one.label and not one.faint], x, y)
     _draw_lines(drawing, [line for line in figure.lines if _inside(line, x, y)], x, y)
     for one in shown:
-        drawing.parts.append(_series(one, x, y))
-        drawing.marks += _room_of(one, x, y)
+        drawing.parts.append(_series(one, _aside(x, one), y))
+        drawing.marks += _room_of(one, _aside(x, one), y)
     for one in shown:
         for mark in one.marks:
             if mark.text:
-                drawing.write(mark.text, _beside(mark, x, y), "note", always=False)
+                drawing.write(mark.text, _beside(mark, _aside(x, one), y), "note", always=False)
     return element(
         "svg",
         *drawing.parts,
@@ -320,6 +320,11 @@ def _draw_lines(drawing: _Drawing, lines: Sequence[Line], x: Scale, y: Scale) ->
             drawing.marks.append(_Box(x.start, at - 1, x.end, at + 1))
 
 
+def _aside(x: Scale, series: Series) -> Scale:
+    """Return the scale by which the marks of a series are drawn."""
+    return replace(x, start=x.start + series.aside, end=x.end + series.aside)
+
+
 def _series(series: Series, x: Scale, y: Scale) -> Element:
     """Return lines between what was measured, and a dashed one from there to what failed."""
     good = [mark for mark in series.marks if mark.kind != "cross"]
@@ -412,7 +417,8 @@ def _draw_names(drawing: _Drawing, series: Sequence[Series], x: Scale, y: Scale)
     named = sorted(series, key=lambda one: y(one.marks[-1].y))
     for one, place in zip(named, spread([y(one.marks[-1].y) for one in named], _ROW, y.end, y.start - 2), strict=True):
         last = one.marks[-1]
-        leader = f"{x(last.x) + 5},{y(last.y)} {max(x(last.x) + 5, x.end - 6)},{y(last.y)} {x.end + 6},{place}"
+        begin = _aside(x, one)(last.x) + 5
+        leader = f"{begin},{y(last.y)} {max(begin, x.end - 6)},{y(last.y)} {x.end + 6},{place}"
         name = element(
             "text", one.label, x=round(x.end + 9, 1), y=round(place + 4, 1), class_="bold" if one.bold else None
         )

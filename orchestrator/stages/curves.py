@@ -65,7 +65,7 @@ def loss_curves(trials: Sequence[Trial], winner: str | None, deviation: float | 
 def _roles(series: Sequence[Series]) -> str:
     """Return what the looks of lines mean, of those that are drawn."""
     looks = {
-        "bold: the winner": any(one.bold and one.marks for one in series),
+        "bold: chosen by the stage": any(one.bold and one.marks for one in series),
         "green: the baseline": any(one.colour == BASELINE_COLOUR and one.marks for one in series),
         "dashed: pruned or failed": any(one.dashed and len(one.marks) > 1 for one in series),
     }

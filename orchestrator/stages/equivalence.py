@@ -1,5 +1,5 @@
-"""Is (m x k) really the same as (1 x mk) for this model? Several splits of one effective batch, from the same
-weights.
+"""Does a batch that is split into micro-batches train this model as the whole batch does? Several splits of one effective
+batch, from the same weights.
 
 All splits run in float32 and without dropout, so that rounding alone is left to tell them apart. How far rounding goes
 is up to the model (an attention's key bias has no gradient but rounding, and Adam makes whole steps of that), so a

@@ -50,6 +50,8 @@ class Series:
     bold: bool = False
     faint: bool = False
     """True for what another series of the same label smooths: that one has the name."""
+    aside: float = 0.0
+    """By how many pixels its marks are drawn to the right of their x, where another series has marks there, too."""
 
 
 @dataclass(frozen=True)

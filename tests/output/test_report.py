@@ -324,7 +324,16 @@ def test_the_report_is_replaced_whole(tmp_path: Path, config: StudyConfig, study
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (1234, "1.23k"), (999_999, "1M"), (40_000, "40k"), (3.4e6, "3.4M"), (6e-4, "6e-4"), (0.25, "0.25")],
+    [
+        (0, "0"),
+        (1234, "1.23k"),
+        (999_999, "1M"),
+        (40_000, "40k"),
+        (3.4e6, "3.4M"),
+        (6e-4, "0.0006"),
+        (2.14e-5, "2.14e-05"),
+        (0.25, "0.25"),
+    ],
 )
 def test_numbers_as_people_read_them(value: float, text: str) -> None:
     assert number_text(value) == text
@@ -422,13 +431,16 @@ def test_the_last_losses_have_the_seeds_deviation_where_it_is_known(config: Stud
                 )
 
 
-def test_a_chart_of_one_point_is_a_sentence_with_what_is_written_beside_the_point() -> None:
-    def said(mark: Mark) -> str:
-        figure = Figure("f", Axis("samples seen"), Axis("critical batch, samples"), (Series("", (mark,)),))
+def test_points_at_one_place_are_a_sentence_with_what_is_written_beside_them() -> None:
+    def said(*marks: Mark, name: str = "") -> str:
+        figure = Figure("f", Axis("samples seen"), Axis("critical batch, samples"), (Series(name, marks),))
         return "".join(figure_element(figure, "branch").itertext())
 
-    assert said(Mark(544, 32, "or more")) == "critical batch, samples: 32 or more (samples seen 544). "
-    assert said(Mark(544, 32, "32")) == "critical batch, samples: 32 (samples seen 544). ", "and no number twice"
+    assert said(Mark(544, 32, "or more")) == "critical batch: 32 samples or more, at samples seen 544. "
+    assert said(Mark(544, 32, "32")) == "critical batch: 32 samples, at samples seen 544. ", "and no number twice"
+    two = said(Mark(8, 5.4621, low=3.2647, high=math.inf), Mark(8, 6.0), name="here")
+    assert two == "critical batch: here 5.46 samples (from 3.26 to no upper end); here 6 samples, at samples seen 8. "
+    assert "at samples" not in said(Mark(8, 5.0), Mark(16, 6.0)), "this is a chart"
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_loss_that_is_not_finite_and_a_noise_scale_that_cannot_be_told_leave_g
     assert section is not None
     assert len(section.findall(".//svg")) == 5
     (single,) = [one for one in section.iter("p") if one.get("class") == "single"]
-    assert str(single.text).startswith("noise scale, samples of baseline: 8, from 4 to 16 (samples seen 32"), (
+    assert str(single.text).startswith("noise scale: baseline 8 samples (from 4 to 16), at samples seen 32"), (
         "one point is no chart"
     )
 

@@ -89,15 +89,15 @@ def test_the_caption_of_loss_curves_names_the_looks_that_are_drawn_and_no_other(
     cut = [trial for trial in trials if trial.state is TrialState.PRUNED and len(trial.history) > 1]
     baseline = [trial for trial in trials if trial.id == BASELINE]
     for some, winner, said in (
-        (complete, WINNER, {"winner"}),
+        (complete, WINNER, {"chosen"}),
         (complete, None, set[str]()),
-        ([*complete, *cut], WINNER, {"winner", "dashed"}),
-        ([*complete, *baseline], WINNER, {"winner", "green"}),
-        ([*complete, *baseline], BASELINE, {"winner"}),
+        ([*complete, *cut], WINNER, {"chosen", "dashed"}),
+        ([*complete, *baseline], WINNER, {"chosen", "green"}),
+        ([*complete, *baseline], BASELINE, {"chosen"}),
     ):
         assert some
         for figure in loss_curves(some, winner):
-            assert {look for look in ("winner", "green", "dashed") if look in figure.caption} == said
+            assert {look for look in ("chosen", "green", "dashed") if look in figure.caption} == said
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.parent.name + "-" + run.name)

@@ -10,9 +10,11 @@ from xml.etree.ElementTree import Element
 from pydantic import JsonValue
 
 from batchscout.orchestrator.output.plots import element, plot
-from batchscout.orchestrator.stages.figures import Figure, Mark, Series
+from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
 
 _BAR_WIDTH = 260
+_MOST_IN_WORDS = 2
+"""So many points above each other are said and not drawn."""
 TIME_COLOURS: Mapping[str, int] = {"training": 5, "compiling": 3, "the rest: start, data, evaluation, checkpoints": 6}
 """Of the parts of a bar, in their order; those of the timeline."""
 
@@ -20,8 +22,8 @@ TIME_COLOURS: Mapping[str, int] = {"training": 5, "compiling": 3, "the rest: sta
 def figure_element(figure: Figure, place: str) -> Element:
     """Return the picture with its caption. place: where on the page it stands; with its name it is told from all others."""
     marks = [(one, mark) for one in figure.series for mark in one.marks]
-    if len(marks) == 1 and not figure.cells:
-        return element("p", _in_words(figure, *marks[0]), id=f"{place}-{figure.name}", class_="single")
+    if 1 <= len(marks) <= _MOST_IN_WORDS and len({mark.x for _, mark in marks}) == 1 and not figure.cells:
+        return element("p", _in_words(figure, marks), id=f"{place}-{figure.name}", class_="single")
     has_values = bool(figure.cells or marks)
     picture = element("div", element("div", plot(figure), class_="sheet"), class_="picture")
     caption = element("figcaption", figure.caption) if figure.caption else None
@@ -29,15 +31,25 @@ def figure_element(figure: Figure, place: str) -> Element:
     return element("figure", picture, colour_key(figure.key), caption, id=f"{place}-{figure.name}", **looks)
 
 
-def _in_words(figure: Figure, series: Series, mark: Mark) -> str:
-    """Return what a chart of a single point would show."""
-    name = f" of {series.label}" if series.label else ""
-    ends = f", from {figure.y.told(mark.low)} to " if mark.low is not None and mark.high is not None else ""
-    if ends and mark.high is not None:
-        ends += figure.y.told(mark.high) if math.isfinite(mark.high) else "no upper end"
-    said = f" {mark.text}" if mark.text.replace(" ", "").isalpha() else ""  # and not the number once more
-    more = f"; {mark.told}" if mark.told else ""
-    return f"{figure.y.label or 'value'}{name}: {figure.y.told(mark.y)}{said}{ends} ({figure.x.label} {figure.x.told(mark.x)}{more}). {figure.caption}"
+def _in_words(figure: Figure, marks: Sequence[tuple[Series, Mark]]) -> str:
+    """Return what a chart of points above each other would show."""
+    what, _, unit = figure.y.label.partition(", ")
+    at, _, unit_of_x = figure.x.label.partition(", ")
+    told = "; ".join(
+        _value_in_words(figure.y, unit, "" if what.endswith(series.label) else series.label, mark)
+        for series, mark in marks
+    )
+    where = " ".join(filter(None, [at, figure.x.told(marks[0][1].x), unit_of_x]))
+    return f"{what or 'value'}: {told}, at {where}. {figure.caption}"
+
+
+def _value_in_words(axis: Axis, unit: str, name: str, mark: Mark) -> str:
+    said = mark.text if mark.text.replace(" ", "").isalpha() else ""  # and not the number once more
+    parts = [name, axis.text(mark.y), unit, said]
+    if mark.low is not None and mark.high is not None:
+        high = axis.text(mark.high) if math.isfinite(mark.high) else "no upper end"
+        parts.append(f"(from {axis.text(mark.low)} to {high})")
+    return " ".join(filter(None, parts)) + (f", {mark.told}" if mark.told else "")
 
 
 def colour_key(colours: Mapping[str, int]) -> Element | None:

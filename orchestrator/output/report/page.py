@@ -184,10 +184,11 @@ def _time_section(config: StudyConfig, study: Study) -> Element:
     headers = ["stage", "", "lane time", "share", "training", "compiling", "the rest", ""]
     rows = [_time_row(stage, len(trials[stage]), time, whole, longest) for stage, time in spent.items()]
     holds = timeline(study)
+    lane = "A lane runs one trial after another, in processes of its own."
     return element(
         "section",
         element("h2", "Where the time went"),
-        element("p", f"{seconds_text(whole)} of lane time in all{_startup_text(study)}.", class_="conclusion"),
+        element("p", f"{seconds_text(whole)} of lane time in all{_startup_text(study)}. {lane}", class_="conclusion"),
         figure_element(holds, "time") if holds else None,
         colour_key(TIME_COLOURS),
         html_table(headers, rows, "numbers"),

@@ -53,7 +53,7 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
     cut = (
         "; with a ~, what a run that was cut would have come to" if any("~" in mark.text for mark in runs.marks) else ""
     )
-    looks = ["ringed: the choice"] * ("chosen" in roles) + ["green: your own setting"] * ("baseline" in roles)
+    looks = ["ringed: recommended"] * ("chosen" in roles) + ["green: your own setting"] * ("baseline" in roles)
     return [
         *([against] if sum(len(one.marks) for one in against.series) > 1 else []),
         Figure(
@@ -96,7 +96,7 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
     )
     yours = setting_of(own.trials[0]) if own else chosen
     told = f"learning rate {chosen.learning_rate:.3g}; P(best) of its batch {p_best[chosen.effective_batch_size]:.2f}"
-    choice = Mark(chosen.effective_batch_size, 0.0, "the choice", "chosen", told=told)
+    choice = Mark(chosen.effective_batch_size, 0.0, "recommended", "chosen", told=told)
     its_own = mark(yours.effective_batch_size, surface.at(yours), f"learning rate {yours.learning_rate:.3g}")
     marks = (*best, its_own)
     bottom = min(MOST_LOST, *(1.2 * one.y for one in marks))
@@ -104,13 +104,17 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
     return Figure(
         "differences",
         Axis("effective batch, samples", log=True, ticks=tuple(float(one) for one in surface.coordinates.batches)),
-        Axis(f"{what} that the choice saves", _share_text, bottom=bottom if is_cut else None),
+        Axis(f"{what} that the recommended setting saves", _share_text, bottom=bottom if is_cut else None),
         (
             Series("", (choice,), joined=False),
             Series("at its best rate", best, OTHERS_COLOUR, joined=False),
-            *([Series("your own setting", (its_own,), BASELINE_COLOUR, joined=False)] if yours != chosen else []),
+            *(
+                [Series("your own setting", (its_own,), BASELINE_COLOUR, joined=False, aside=9)]
+                if yours != chosen
+                else []
+            ),
         ),
-        f"The share of the {what} to the loss of each that the choice saves, with the 90 % interval, by the surface through all runs. "
+        f"The share of the {what} to the loss of each that the recommended setting saves, with the 90 % interval, by the surface through all runs. "
         f"Where an interval crosses the zero line, the two cannot be told apart.{' One that reaches the bottom goes on below it.' if is_cut else ''}",
         (Line(0.0, ""),),
         width=540,
