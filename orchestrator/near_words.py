@@ -19,6 +19,6 @@ OTHER_WORDS = {
 def instead(word: str, known: Sequence[str]) -> str:
     """Return which of the words that are known was meant, and all of them."""
     meant = OTHER_WORDS.get(word.lower())
-    near = [meant] if meant in known else difflib.get_close_matches(word, known, n=1)
+    near = [meant] if meant in known else difflib.get_close_matches(word.lower(), known, n=1)
     meant = f"did you mean {near[0]}? There are " if near else "there are "
     return meant + ", ".join(known)

@@ -449,7 +449,7 @@ def _in_the_users_words(what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _told_if_slow(what: str, say: Callable[[str], object], seconds: float) -> Iterator[None]:
     """Say once what has not returned: it may take its time, wait for something, or hang."""
-    timer = threading.Timer(seconds, say, [f"{what} has not returned for {seconds:g} s; Ctrl-C ends the study"])
+    timer = threading.Timer(seconds, say, [f"{what} has not returned for {seconds:g} s; Ctrl-C stops it"])
     timer.daemon = True
     timer.start()
     try:

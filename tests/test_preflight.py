@@ -576,8 +576,7 @@ def test_a_model_that_does_not_come_is_named_while_it_is_waited_for(home: Path) 
     study = STUDY | {"model": {"target": target, "kwargs": STUDY["model"]["kwargs"]}}
     preflight.check(parse_study(study, "study.yaml"), compiles=False, say=say, seconds=0.2)
     assert any(
-        re.fullmatch(rf"model.target '{target}' .* has not returned for 0.2 s; Ctrl-C ends the study", one)
-        for one in said
+        re.fullmatch(rf"model.target '{target}' .* has not returned for 0.2 s; Ctrl-C stops it", one) for one in said
     )
     said.clear()
     preflight.check(parse_study(STUDY, "study.yaml"), compiles=False, say=say)
@@ -598,7 +597,7 @@ def test_so_is_one_that_does_not_come_in_the_first_pass(monkeypatch: pytest.Monk
     study = STUDY | {"model": {"target": "tests.test_preflight:slow_model", "kwargs": STUDY["model"]["kwargs"]}}
     preflight.check_new_study(parse_study(study, "study.yaml"), is_local=True, compiles=False, say=said.append)
     named = [one for one in said if one.startswith("model.target 'tests.test_preflight:slow_model' with ")]
-    assert [one.partition("} ")[2] for one in named] == ["has not returned for 0.3 s; Ctrl-C ends the study"]
+    assert [one.partition("} ")[2] for one in named] == ["has not returned for 0.3 s; Ctrl-C stops it"]
 
 
 def test_a_missing_compiler_is_found_before_anything_starts(

@@ -90,6 +90,8 @@ _HOURS = {"h": 1.0, "m": 1 / 60, "min": 1 / 60, "d": 24.0, "": 1.0}
 def _such_as(place: Place, value: object) -> str | None:
     """Return the remedy where a list of so many members stands, such as a pair, a list of seeds, or a section; None elsewhere."""
     (_, owner), (_, section) = _walked(place[:-1]), _walked(place)
+    if place == ("seeds",) and isinstance(value, str):
+        return "write whole numbers, such as [0, 1, 2]"
     if place == ("seeds",) and isinstance(value, int) and value > 1:
         seeds = ", ".join(map(str, range(min(value, 3)))) + (", ..." if value > 3 else "")
         return f"{value} seeds are [{seeds}], and the seed {value} alone is [{value}]"
@@ -152,10 +154,8 @@ def _remedy(items: Sequence[ErrorDetails]) -> str:
     kinds, value = {item["type"] for item in items}, items[0]["input"]
     words = [word for item in items for word in _words(item)]
     given = value.get("type") if isinstance(value, dict) else value
-    if isinstance(given, str) and (ours := OUR_WORDS.get(given)) in words:
-        return f"write {ours}"
-    if isinstance(given, str) and (near := difflib.get_close_matches(given, words, n=1)):
-        return f"did you mean {near[0]}?"
+    if isinstance(given, str) and (meant := _meant(given, words)):
+        return meant
     if kinds & {"byte_size", "byte_size_unit"}:
         return "write 512MiB or 1.5GiB"
     if kinds & {"tuple_type", "list_type"} and not isinstance(value, dict):
@@ -171,6 +171,17 @@ def _remedy(items: Sequence[ErrorDetails]) -> str:
     if value is None:
         return "give it a value, or leave the key out"
     return "add one" if kinds == {"too_short"} else "change it"
+
+
+def _meant(given: str, words: Sequence[str]) -> str | None:
+    """Return which of the words was meant; None where none is like it."""
+    if given == "linear" and "table" in words:
+        return "a straight fall is {type: table, factors: [1, 0]}, with optimizer.warmup: 0"
+    if (ours := OUR_WORDS.get(given)) in words:
+        return f"write {ours}"
+    short = [word for word in words if "_" in word and given.lower() == "".join(part[0] for part in word.split("_"))]
+    near = short or difflib.get_close_matches(given.lower(), words, n=1)
+    return f"did you mean {near[0]}?" if near else None
 
 
 def _counted(item: ErrorDetails) -> str:
@@ -223,7 +234,7 @@ OUR_WORDS = {
     "learning_rate": "lr", "batch_size": "effective_batch_size", "global_batch_size": "effective_batch_size",
     "per_device_train_batch_size": "micro_batch_size", "epochs": "sample_budget", "num_epochs": "sample_budget", "max_steps": "sample_budget",
     "num_train_epochs": "sample_budget", "scheduler": "schedule", "lr_scheduler": "schedule", "dtype": "precision",
-    "mixed_precision": "precision", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "wsd": "warmup_stable_decay", "grad_clip": "max_gradient_norm", "max_grad_norm": "max_gradient_norm", "num_seeds": "seeds",
+    "mixed_precision": "precision", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "grad_clip": "max_gradient_norm", "max_grad_norm": "max_gradient_norm", "num_seeds": "seeds",
 }  # fmt: skip
 """What other trainers call a key, or a word of a key's."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.terminal import printable
-from batchscout.orchestrator.units import bytes_text
+from batchscout.orchestrator.units import bytes_text, rate_text, share_text
 from batchscout.trainers.files import quoted
 from batchscout.trainers.metrics import metric_of
 
@@ -30,12 +30,7 @@ ANSWER = (
 MEASURED = ("val_loss", "tokens_per_second", "peak_memory_bytes", "train_seconds", "noise_scale")
 
 
-_WORDS = {
-    "p_best": "P(best)",
-    "regret_time": "share that it wastes on average",
-    "tokens_per_second": "speed, per second",
-}
-"""The last counts tokens in one study and samples in another."""
+_WORDS = {"p_best": "P(best)", "regret_time": "wastes on average", "tokens_per_second": "speed"}
 
 
 @dataclass(frozen=True)
@@ -60,17 +55,13 @@ class Difference:
     key: str
     values: tuple[JsonValue, JsonValue]
     """Those of the first and the second; None where one has no such key."""
+    texts: tuple[str, str]
+    """The same as people read them."""
 
     @property
     def name(self) -> str:
         """What people call it; a key of the study file or of the recommendation has its own name."""
         return _WORDS.get(self.key) or (metric_of(self.key).heading if self.key in MEASURED else self.key)
-
-    @property
-    def texts(self) -> tuple[str, str]:
-        """The values as people read them."""
-        first, second = self.values
-        return _text(self.key, first), _text(self.key, second)
 
 
 @dataclass(frozen=True)
@@ -116,15 +107,21 @@ def compared(first: Side, second: Side) -> Comparison:
         same_answer=_same_answer(first, second),
         agreement=agreement(first, second),
         verdicts=(first.verdict, second.verdict),
-        answers=_differences(_answers(first), _answers(second)),
-        machine_and_data=_differences(_machine(first), _machine(second)),
-        study_files=_differences(keys_of(first.config), keys_of(second.config)),
+        answers=_differences(first, second, _answers),
+        machine_and_data=_differences(first, second, _machine),
+        study_files=_differences(first, second, lambda side: keys_of(side.config)),
     )
 
 
-def _differences(one: Mapping[str, JsonValue], other: Mapping[str, JsonValue]) -> tuple[Difference, ...]:
-    keys = dict.fromkeys([*one, *other])
-    return tuple(Difference(key, (one.get(key), other.get(key))) for key in keys if one.get(key) != other.get(key))
+def _differences(
+    first: Side, second: Side, values: Callable[[Side], Mapping[str, JsonValue]]
+) -> tuple[Difference, ...]:
+    one, other = values(first), values(second)
+    return tuple(
+        Difference(key, (a, b), (_text(key, a, first), _text(key, b, second)))
+        for key in dict.fromkeys([*one, *other])
+        if (a := one.get(key)) != (b := other.get(key))
+    )
 
 
 def _same_answer(first: Side, second: Side) -> bool | None:
@@ -203,9 +200,14 @@ def _flat(tree: Mapping[str, JsonValue], path: str) -> Iterator[tuple[str, JsonV
             yield f"{path}{key}", value
 
 
-def _text(key: str, value: JsonValue) -> str:
-    if key in MEASURED and key not in _WORDS and isinstance(value, (int, float)):
-        return metric_of(key).text(value)
+def _text(key: str, value: JsonValue, side: Side) -> str:
+    if isinstance(value, (int, float)):
+        if key == "tokens_per_second":  # it counts tokens in one study and samples in another
+            return rate_text(value, side.study.facts.rate_unit)
+        if key == "regret_time":
+            return f"{share_text(value)} of the training time"
+        if key in MEASURED:
+            return metric_of(key).text(value)
     if isinstance(value, list):
         return ", ".join(map(config_text, value)) or "[]"
     if isinstance(value, (int, float)) and key.endswith(("_bytes", "memory_limit")):

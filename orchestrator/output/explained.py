@@ -30,7 +30,7 @@ from batchscout.orchestrator.units import bytes_text, counted, number_text, seco
 from batchscout.trainers.files import own_file, quoted
 
 MOST_NEAR, MOST_BESIDE = 3, 4
-_NO_FILES = "no log: a rank writes one where it fails"
+_NO_LOG = "none: a rank writes one where it fails"
 _FILES = {
     "error-*": "a rank's traceback",
     "crash-*": "the stack of a rank that crashed",
@@ -260,28 +260,27 @@ def _sections(told: Explanation, width: int) -> Iterator[tuple[str, list[str]]]:
     stage = f"{told.stage}: {told.question}" if told.question else told.stage
     role = [("role", told.role)] if told.role else []
     sections = {
-        "why it ran": [("stage", stage), *role, *_bullets(told.notes), ("trains", told.what)],
+        "why it ran": [("stage", stage), *role, *(("note", note) for note in told.notes), ("trains", told.what)],
         "what happened": [(f"after {_seconds(step.seconds)}", step.text) for step in told.history],
         "its rungs": [(f"{rung.samples:,} samples", _standing(rung)) for rung in told.rungs],
-        "what came of it": [("result", told.result), *_bullets(told.outcome)],
+        "what came of it": [("result", told.result), *(("outcome", text) for text in told.outcome)],
         "what it cost": _cost_rows(told.cost),
-        "what it left": [(quoted(path), text) for path, text in told.files.items()] or _bullets([_NO_FILES]),
+        "what it left": [(quoted(path), text) for path, text in told.files.items()] or [("log", _NO_LOG)],
     }
     for title, rows in sections.items():
         if rows:
             yield title, list(labelled_lines(rows, width))
 
 
-def _bullets(texts: Iterable[str]) -> list[tuple[str, str]]:
-    return [("-", text) for text in texts]
-
-
 def _standing(rung: RungReached) -> str:
-    """Return how the trial stood at a rung, beside the best of the others."""
+    """Return how the trial stands at a rung, among all that have reached it by now: what was decided there was among fewer."""
     first = [f"{name} {_value(value)}" for name, value in rung.others.items()][:MOST_BESIDE]
     left_out = len(rung.others) - len(first)
     beside = ", ".join(first) + (f" and {left_out} more" if left_out else "")
-    return f"{_value(rung.value)}; the others there: {beside or 'none yet'}"
+    if not beside:
+        return f"{_value(rung.value)}; no other has reached it yet"
+    place = 1 + sum(_by_value(other) < _by_value(("", rung.value)) for other in rung.others.items())
+    return f"{_value(rung.value)}, by now place {place} of {len(rung.others) + 1}; the others there: {beside}"
 
 
 def _value(value: float | None) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.answer import how_to_resume
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
 from batchscout.orchestrator.output.trial_rows import trial_row
 from batchscout.orchestrator.study.journal import replay
@@ -91,9 +92,13 @@ class LoadedStudy:
         from batchscout.orchestrator.output.exports import export, first_trainer
 
         if self.recommendation is None:
-            raise ValueError(
-                f"{quoted(self.run_dir)} has no recommendation to export; finish the study first: batchscout run"
+            is_over = self.replayed.is_over(stage.type for stage in self.config.stages)
+            way_out = (
+                f"its stages ended without one; batchscout status {quoted(self.run_dir)} says why"
+                if is_over
+                else f"finish the study first: {how_to_resume(self.config, self.replayed, quoted(self.run_dir))}"
             )
+            raise ValueError(f"{quoted(self.run_dir)} has no recommendation to export; {way_out}")
         to = first_trainer(self.config, self.replayed.facts.own_run) if to is None else to
         return export(self.recommendation, to, quoted(self.run_dir))
 

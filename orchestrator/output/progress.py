@@ -24,7 +24,7 @@ from batchscout.orchestrator.stages.input_bound import INPUT_BOUND
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Metrics, Trial, TrialState
-from batchscout.orchestrator.units import bytes_text, loss_text, rate_text, seconds_text
+from batchscout.orchestrator.units import bytes_text, counted, loss_text, rate_text, seconds_text
 from batchscout.trainers.notices import Notice
 
 
@@ -222,7 +222,7 @@ def rungs_line(trials: Sequence[Trial]) -> str:
     parts = []
     for level in range(1, max(levels, default=0) + 1):
         waiting = paused.count(level)
-        there = f"rung {level} reached by {sum(reached >= level for reached in levels)}"
+        there = f"rung {level} reached by {counted(sum(reached >= level for reached in levels), 'trial')}"
         parts.append(f"{there} ({waiting} waiting)" if waiting else there)
     return ", ".join(parts)
 

@@ -21,8 +21,8 @@ def watch(
     """Show, and show again whenever the state is another one, until the study is over.
 
     show: prints all, and returns whether the study is over; so a log is written, one state after the other. A terminal shows instead what
-    `in_a_window` returns for its rows, beside whether the study is over, on a screen of its own: what was printed before stays, and in the
-    end all is printed below it.
+    `in_a_window` returns for its rows, beside whether the study is over, below a clock and on a screen of its own: what was printed before
+    stays, and in the end all is printed below it.
     """
     if not sys.stdout.isatty():
         for _ in _changes(state, seconds):
@@ -31,13 +31,24 @@ def watch(
             if is_over:
                 return
     with _own_screen():
-        for _ in _changes(lambda: (state(), shutil.get_terminal_size()), seconds):
-            text, is_over = in_a_window(shutil.get_terminal_size().lines)
-            if is_over:
-                break
-            lines = text.replace("\n", f"{_CLEAR_THE_REST_OF_A_LINE}\n")
-            print(f"{_TO_THE_TOP}{lines}{_CLEAR_THE_REST_OF_A_LINE}{_CLEAR_BELOW}", end="", flush=True)
+        _in_its_window(in_a_window, state, seconds)
     show()
+
+
+def _in_its_window(in_a_window: Callable[[int], tuple[str, bool]], state: Callable[[], object], seconds: float) -> None:
+    """Show below a clock what there is, until the study is over."""
+    before, text = object(), ""
+    while True:
+        now, size = state(), shutil.get_terminal_size()
+        if (now, size) != before:
+            before = now, size
+            text, is_over = in_a_window(size.lines - 1)
+            if is_over:
+                return
+        clock = f"{time.strftime('%H:%M:%S')}, looked at every {seconds:g} s; Ctrl-C ends this view"
+        lines = f"{clock[: size.columns]}\n{text}".replace("\n", f"{_CLEAR_THE_REST_OF_A_LINE}\n")
+        print(f"{_TO_THE_TOP}{lines}{_CLEAR_THE_REST_OF_A_LINE}{_CLEAR_BELOW}", end="", flush=True)
+        time.sleep(seconds)
 
 
 def _changes(state: Callable[[], object], seconds: float) -> Iterator[None]:

@@ -219,7 +219,9 @@ def test_trials_at_rungs_are_counted_and_those_that_wait_there(config: StudyConf
         tell(study, Evaluated(id=name, metrics={"samples_seen": 256, "val_loss": 4.0}, rungs={256: 4.0}))
     tell(study, Paused(id="train-m1", rung=256, reason="waiting at 256 samples", seconds=1.0))
     tell(study, Evaluated(id="train-m2", metrics={"samples_seen": 512, "val_loss": 3.0}, rungs={512: 3.0}))
-    assert "trials: 1 running, 1 paused, rung 1 reached by 2 (1 waiting), rung 2 reached by 1" in panel(progress)
+    assert "trials: 1 running, 1 paused, rung 1 reached by 2 trials (1 waiting), rung 2 reached by 1 trial" in panel(
+        progress
+    )
 
 
 def test_while_runs_are_compared_a_log_and_the_panel_tell_which_batch_may_be_the_best(

@@ -400,6 +400,8 @@ def test_a_long_command_leaves_the_chart_beside_it_free(tab: Browser, tmp_path: 
     file = tmp_path / "report.html"
     write_report(file, study.config, study.replayed, replace(study.recommendation, answer=answer))
     show(tab, file, 1280)
-    texts = "[...document.querySelectorAll('.answer dd, .answer dd code')].map(one => one.getBoundingClientRect().right)"
+    texts = (
+        "[...document.querySelectorAll('.answer dd, .answer dd code')].map(one => one.getBoundingClientRect().right)"
+    )
     chart = "document.querySelector('#train-differences').getBoundingClientRect().left"
     assert max(tab.evaluate(texts)) <= tab.evaluate(chart)
