@@ -177,6 +177,11 @@ def hf_splits(
 
     def not_loaded(error: Exception) -> ValueError:
         why = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        if home := _unwritable_home(why):
+            return ValueError(
+                f"{where} could not be loaded: the library datasets keeps what it reads in {home}, and {why}; set HF_HOME to a folder that "
+                "this user may write"
+            )
         remedy = (
             "check the name and the network, or give a folder written by save_to_disk, or a format "
             f"({', '.join(FILE_FORMATS)}) and its files as data.kwargs.data_files"
@@ -202,6 +207,16 @@ def hf_splits(
     prepared: Any = builder.as_dataset()
     files: dict[Any, list[str]] = dict(builder.config.data_files or {})
     return {str(split): HfSplit(samples, tuple(files.get(split, ()))) for split, samples in prepared.items()}
+
+
+def _unwritable_home(why: BaseException | None) -> Path | None:
+    """Return the folder in which the library keeps what it reads, where the error is that this cannot be made or written."""
+    from datasets.config import HF_CACHE_HOME
+
+    if not isinstance(why, OSError) or not isinstance(why.filename, str):
+        return None
+    home, at = Path(HF_CACHE_HOME), Path(why.filename)
+    return home if at == home or home in at.parents or at in home.parents else None
 
 
 def _check_data_files(data_files: object) -> None:

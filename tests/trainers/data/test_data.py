@@ -755,6 +755,16 @@ def test_files_that_cannot_be_used_are_refused_with_the_remedy(
         load("hf", **{"path": "json", **kwargs})
 
 
+def test_a_home_of_the_library_that_cannot_be_written_is_named(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without a home of his own has it under /proc, /nonexistent or the like."""
+    monkeypatch.setattr("datasets.config.HF_CACHE_HOME", "/proc/hub")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", Path("/proc/hub/datasets"))
+    with pytest.raises(
+        ValueError, match=r"keeps what it reads in /proc/hub, and .*; set HF_HOME to a folder that this user may write"
+    ):
+        load("hf", path="json", data_files="a.json")
+
+
 def test_another_data_set_at_the_same_path_is_packed_again(tmp_path: Path) -> None:
     from datasets import Dataset
 
