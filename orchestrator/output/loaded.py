@@ -92,13 +92,7 @@ class LoadedStudy:
         from batchscout.orchestrator.output.exports import export, first_trainer
 
         if self.recommendation is None:
-            is_over = self.replayed.is_over(stage.type for stage in self.config.stages)
-            way_out = (
-                f"its stages ended without one; batchscout status {quoted(self.run_dir)} says why"
-                if is_over
-                else f"finish the study first: {how_to_resume(self.config, self.replayed, quoted(self.run_dir))}"
-            )
-            raise ValueError(f"{quoted(self.run_dir)} has no recommendation to export; {way_out}")
+            raise ValueError(no_recommendation(self.config, self.replayed, quoted(self.run_dir)))
         to = first_trainer(self.config, self.replayed.facts.own_run) if to is None else to
         return export(self.recommendation, to, quoted(self.run_dir))
 
@@ -144,3 +138,10 @@ def load(run_dir: str | Path) -> LoadedStudy:
             )
     config = load_stored_study(path)
     return LoadedStudy(where.absolute(), config, replay(where / "journal.jsonl", config.name))
+
+
+def no_recommendation(config: StudyConfig, study: Study, run_dir: str) -> str:
+    """Return what to say to whoever would have it. run_dir: as its user types it."""
+    if study.is_over(stage.type for stage in config.stages):
+        return f"{run_dir} has no recommendation: its stages ended without one; batchscout status {run_dir} says why"
+    return f"{run_dir} has no recommendation yet; finish the study first: {how_to_resume(config, study, run_dir)}"

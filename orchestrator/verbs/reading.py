@@ -134,6 +134,7 @@ def export(arguments: argparse.Namespace) -> int:
     """Print the recommendation as another trainer's configuration."""
     from batchscout.orchestrator.output.exports import export as export_text
     from batchscout.orchestrator.output.exports import first_trainer
+    from batchscout.orchestrator.output.loaded import load, no_recommendation
     from batchscout.orchestrator.output.recommendation import Recommendation
 
     with copy_to_read(arguments.run_dir) as run_dir:
@@ -141,9 +142,10 @@ def export(arguments: argparse.Namespace) -> int:
         path = run_dir / "recommendation.json"
         with own_file(path, "read"):
             text = path.read_text() if exists(path) else None
-        if text is None:
-            raise ValueError(f"there is no {quoted(path)}; finish the study first: batchscout run")
-        recommendation, to = Recommendation.from_json(text), arguments.to
+        recommendation = Recommendation.from_json(text) if text is not None else load(run_dir).recommendation
+        if recommendation is None:
+            raise ValueError(no_recommendation(*_open(run_dir), quoted(str(arguments.run_dir))))
+        to = arguments.to
         if to is None:
             config, study = _open(run_dir)
             to = first_trainer(config, study.facts.own_run)
