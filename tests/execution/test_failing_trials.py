@@ -16,7 +16,7 @@ from tests.support.studies import grid, tiny_study
 from tests.support.study_runs import Ran, run
 
 # A fixture is a whole study, and the first test that asks for it waits for it.
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900)]
 
 RAISES, DIES_ONCE, CRASHES_TWICE, HANGS, EXITS, WELL = 8, 4, 2, 1, 32, 16
 MAX_SILENT_SECONDS = 60

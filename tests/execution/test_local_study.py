@@ -112,29 +112,29 @@ def hung_up() -> Iterator[Stopped]:
         yield Stopped(folder, driver.returncode, output, open_to_others, outlives(pids, SECONDS_TO_BE_GONE))
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 def test_a_hangup_stops_a_study_as_ctrl_c_does(hung_up: Stopped) -> None:
     assert hung_up.exit_code == 130, hung_up.output
     assert "To go on, run the same command again" in hung_up.output
     assert "Traceback" not in hung_up.output
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 def test_no_process_of_ray_outlives_the_study(hung_up: Stopped) -> None:
     assert hung_up.left == []
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 def test_nobody_on_the_network_can_connect_to_a_local_study(hung_up: Stopped) -> None:
     assert hung_up.open_to_others == []
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 def test_no_secret_of_the_environment_reaches_a_file(hung_up: Stopped) -> None:
     assert told_below(hung_up.folder) == set()
 
 
-@pytest.mark.ray
+@pytest.mark.cluster
 def test_others_on_the_machine_cannot_enter_what_the_study_has_written(hung_up: Stopped) -> None:
     for place in (hung_up.folder / "run", hung_up.folder / "cache", *(hung_up.folder / "tmp").iterdir()):
         assert stat.S_IMODE(place.stat().st_mode) == 0o700, place
