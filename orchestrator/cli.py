@@ -84,7 +84,7 @@ def _exit_code(arguments: argparse.Namespace) -> int:
             raise
         return 0  # as `head` does, the reader had enough
     except ValueError as error:
-        print(f"batchscout: {printable(str(error))}", file=sys.stderr)
+        print(f"batchscout: {printable(str(error).strip())}", file=sys.stderr)
         return 2
     except FileNotFoundError:  # any library may ask where it is, Ray's start among them
         if not (lost := _lost_directory()):

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from batchscout.orchestrator.units import bytes_text, ending_text
+from batchscout.orchestrator.units import bytes_text, ending_text, listed
 from batchscout.trainers.launcher import without_launcher
 
 HARMLESS = {
@@ -38,6 +38,7 @@ LEAST_OPEN_FILES = 256
 """Ray's servers hold some 70 each, and more with every rank."""
 LEAST_THREADS = 300
 """Those of a study with one rank on two cores."""
+_OF_TLS = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 _SIOCGIFADDR = 0x8915
 """Linux' number of the question for the IPv4 address of a network interface."""
 LEAST_ADDRESSES_BYTES = 8 * 2**30
@@ -77,6 +78,12 @@ class Environment:
     """False where neither HOME nor the machine's list of users says where this user's home is."""
     has_ray_folder: bool = True
     """False where RAY_TMPDIR names what is no folder."""
+    directory: str = "/"
+    """In which it runs, as Python reads its name."""
+    reads_utf8: bool = True
+    """Whether that is how Python reads names of files."""
+    not_there: Sequence[str] = ()
+    """Which of RAY_TLS_* name no file."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,17 @@ def observed_environment() -> Environment:
         has_bash,
         has_home,
         has_ray_folder=Path(os.environ.get("RAY_TMPDIR") or "/").is_dir(),
+        directory=_directory(),
+        reads_utf8=sys.getfilesystemencoding() == "utf-8",
+        not_there=[name for name in _OF_TLS if not Path(os.environ.get(name) or "/").is_file()],
     )
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # which whoever needs it says
+        return "/"
 
 
 def _has_address(interface: str) -> bool:
@@ -173,6 +190,12 @@ def obstacles(found: Environment) -> Iterator[Obstacle]:
             "their own libraries end Ray's servers",
             "unset PYTHONWARNINGS, or name your own module in it (error:::my_module)",
         )
+    if found.variables.get("RAY_USE_TLS", "").lower() in ("1", "true") and found.not_there:  # as Ray reads it
+        yield Obstacle(
+            f"RAY_USE_TLS is {found.variables['RAY_USE_TLS']}, and {listed(found.not_there)} {'names' if len(found.not_there) == 1 else 'name'} no file: "
+            "Ray's processes would wait for each other in vain",
+            "unset RAY_USE_TLS, or name certificate, key and authority",
+        )
     if not found.has_home:
         yield Obstacle(
             f"HOME is not set, and /etc/passwd has no user {os.getuid()}: Ray looks for a home when it is imported",
@@ -187,6 +210,7 @@ def obstacles_here(found: Environment, num_ranks: int, *, on_gpu: bool) -> Itera
             f"Ray starts its processes with bash, and there is none on the PATH ({found.variables.get('PATH', '')})",
             "install it (apt-get install bash, or apk add bash), or add its folder to PATH",
         )
+    yield from _name_of(found)
     if not found.has_ray_folder:
         yield Obstacle(
             f"RAY_TMPDIR is {found.variables['RAY_TMPDIR']}, where Ray's logs and sockets would lie, and that is no folder",
@@ -207,6 +231,24 @@ def obstacles_here(found: Environment, num_ranks: int, *, on_gpu: bool) -> Itera
     yield from _limits(found.most)
     if num_ranks > 1:
         yield from obstacles_between_ranks(found, on_gpu=on_gpu)
+
+
+def _name_of(found: Environment) -> Iterator[Obstacle]:
+    """Yield what is wrong with the name of the directory, which Ray tells its processes as UTF-8."""
+    try:
+        found.directory.encode()
+    except UnicodeEncodeError:
+        raw = found.directory.encode(errors="surrogateescape")
+        if found.reads_utf8:
+            yield Obstacle(
+                f"the name of this folder, {raw!r}, is not UTF-8, as which Ray tells its processes where they run",
+                "rename it",
+            )
+        else:
+            yield Obstacle(
+                f"Python reads no names as UTF-8 (LC_ALL, LANG, PYTHONUTF8), and that of this folder, {raw!r}, is more than ASCII",
+                "set LC_ALL=C.UTF-8, and unset PYTHONUTF8",
+            )
 
 
 def _limits(most: Limits) -> Iterator[Obstacle]:

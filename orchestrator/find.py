@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,10 @@ def find(
     **keys: Any,
 ) -> LoadedStudy:
     """See `batchscout.find`."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError(
+            "batchscout.find is called in a thread, and Python lets the main thread alone hear Ctrl-C; call it there, or run it in a process of its own"
+        )
     name = keys.pop("name", None) or _name_of_script()
     where = on_this_machine(run_place_of(str(run_dir or Path("runs") / name)), "batchscout.find").absolute()
     handed = subject.handed()

@@ -47,6 +47,7 @@ from batchscout.orchestrator.execution.nodes.placement import LaneShape, lane_sh
 from batchscout.orchestrator.execution.nodes.room import at_most
 from batchscout.orchestrator.execution.nodes.shared_storage import shared_marker, store_marker
 from batchscout.orchestrator.execution.session import (
+    is_connected,
     lane_environment,
     ray_cluster,
     reachable_address,
@@ -90,6 +91,7 @@ from batchscout.orchestrator.study.storage.stored_study import StoredStudy
 from batchscout.orchestrator.study.trial import TrialState
 from batchscout.orchestrator.terminal import printable
 from batchscout.orchestrator.units import counted
+from batchscout.trainers.config import left_as_it_is
 from batchscout.trainers.data.cache import cache_directory
 from batchscout.trainers.files import StorageLost, naming_the_disk
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
@@ -199,8 +201,14 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, options
                 told_if_storage_hangs(journal, progress.say),
             ):
                 progress.say("reading the data, building the model and predicting its memory")
-                with contextlib.chdir("."):  # where the ranks are to run, too, whatever a user's code does
+                was_connected = is_connected()
+                with left_as_it_is():
                     token, notices = _begin(config, run_dir, journal, options, progress.say)
+                if is_connected() and not was_connected:
+                    raise ValueError(
+                        "the study's own code calls ray.init where model and data are made, and a study starts Ray itself; call it under "
+                        'if __name__ == "__main__", or, to run on a cluster of your own, give --address'
+                    )
                 for notice in notices:
                     progress.noticed(None, notice)
                 driver = Driver(config, run_dir, journal, progress, token, options)

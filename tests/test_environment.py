@@ -119,6 +119,30 @@ def test_a_folder_for_rays_sessions_that_is_not_there_is_named_by_its_variable(
     assert "unset RAY_TMPDIR" in told.remedy
 
 
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (Environment({}, directory="/tmp/ünï"), None),
+        (Environment({}, directory="/tmp/caf\udce9"), r"b'/tmp/caf\\xe9', is not UTF-8, .*; rename it"),
+        (Environment({}, directory="/tmp/\udcc3\udcbc", reads_utf8=False), r"LC_ALL, .*b'/tmp/\\xc3\\xbc'.*; set LC_ALL=C.UTF-8"),
+    ],
+)  # fmt: skip
+def test_a_folder_whose_name_ray_cannot_tell_is_named_with_its_bytes(found: Environment, told: str | None) -> None:
+    said = [f"{one.finding}; {one.remedy}" for one in obstacles_here(found, 1, on_gpu=False)]
+    assert said == [] if told is None else re.search(told, "".join(said))
+
+
+def test_encryption_without_its_files_is_told_by_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT"):
+        monkeypatch.setenv(name, __file__)
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    assert [*obstacles(observed_environment())] == []
+    monkeypatch.setenv("RAY_TLS_SERVER_KEY", "/none/such")
+    (told,) = obstacles(observed_environment())
+    assert "RAY_USE_TLS is 1, and RAY_TLS_SERVER_KEY names no file" in told.finding
+    assert "unset RAY_USE_TLS" in told.remedy
+
+
 def test_resources_that_ray_is_told_to_count_are_named_by_their_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 0}')
     (told,) = obstacles_here(observed_environment(), 1, on_gpu=False)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,14 @@ except ValueError as error:
 
 
 @pytest.mark.slow
+def test_a_thread_is_told_that_ctrl_c_is_heard_elsewhere(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        called = pool.submit(batchscout.find, model=nn.Linear(1, 1), train=[1], val=[1], run_dir=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"called in a thread, .* the main thread alone hear Ctrl-C; call it there"):
+        called.result()
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_a_constructor_has_started_ends_with_find_and_what_a_notebook_has_started_stays(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "DESCENDS_FROM": str(tmp_path)}
     notebook = subprocess.Popen(

@@ -9,8 +9,9 @@ import inspect
 import itertools
 import json
 import math
+import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -606,15 +607,30 @@ def derive_accumulation(effective_batch_size: int, micro_batch_size: int, world_
     return effective_batch_size // per_accumulation_step
 
 
+@contextlib.contextmanager
+def left_as_it_is() -> Iterator[None]:
+    """Call a user's code within this: the directory, in which relative paths begin, and the streams, on which all is told, are afterwards
+    what they were. A process that the code has forked ends here, where this one's work goes on."""
+    process, streams = os.getpid(), (sys.stdout, sys.stderr)
+    with contextlib.chdir("."):
+        try:
+            yield
+        finally:
+            if os.getpid() != process:
+                os.write(2, b"batchscout: a process that your code has forked came back from it, and ends here\n")
+                os._exit(0)
+            sys.stdout, sys.stderr = streams
+
+
 def resolve(path: str) -> Any:
-    """Return the object that `package.module:attribute` names; an import leaves this process in the directory that it is in. A script that
+    """Return the object that `package.module:attribute` names; an import leaves this process as it is. A script that
     parses its arguments as it is imported is given none: this process's are not its. Raises ValueError that says which half does not exist."""
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
         raise ValueError(f"'{path}' is not an import path; write it as package.module:callable")
     given, sys.argv = sys.argv, [module_name]
     try:
-        with contextlib.chdir("."):
+        with left_as_it_is():
             found: Any = importlib.import_module(module_name)
     except SystemExit as error:
         file, line = users_frame(error)
@@ -638,14 +654,14 @@ def resolve(path: str) -> Any:
 
 
 def call_target(field: str, target: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-    """Return target(**kwargs); the call leaves this process in the directory that it is in, where relative paths begin. Raises ValueError in
-    the user's words where the names do not fit its signature."""
+    """Return target(**kwargs); the call leaves this process as it is. Raises ValueError in the user's words where the names do not fit its
+    signature."""
     try:
         inspect.signature(target).bind(**kwargs)
     except TypeError as error:
         takes = ", ".join(inspect.signature(target).parameters)
         raise ValueError(f"{field}.kwargs do not fit: {error}; it takes: {takes}") from error
-    with contextlib.chdir("."):
+    with left_as_it_is():
         return target(**kwargs)
 
 

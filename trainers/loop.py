@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from batchscout.trainers.before.compilation import warm_up
-from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.config import TrialConfig, left_as_it_is
 from batchscout.trainers.device.determinism import deterministic
 from batchscout.trainers.device.device import pick_device
 from batchscout.trainers.device.memory import memory_of
@@ -29,7 +29,7 @@ def train(
     """
     device = pick_device()
     with deterministic(config.deterministic), tensor_float_32(config.allow_tf32), notices_reported(report):
-        with contextlib.chdir("."):  # where the run's relative paths begin, whatever a user's code does there
+        with left_as_it_is():
             compile_seconds = warm_up(config, device)
         idle_bytes = memory_of(device).idle_bytes()
         with contextlib.closing(Run(config, device, compile_seconds)) as run:

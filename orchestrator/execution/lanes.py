@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import OutOfMemoryError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 
 from batchscout.orchestrator.execution.controller import Ranks, TellCause
@@ -30,15 +30,17 @@ from batchscout.orchestrator.execution.group import serve
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.execution.ray_private.cluster import ON_THE_HEAD, free_placement_groups
 from batchscout.orchestrator.execution.ray_private.environment import LANE_ENVIRONMENT
-from batchscout.orchestrator.execution.ray_private.errors import LOW_MEMORY, NO_ROOM, told_by
+from batchscout.orchestrator.execution.ray_private.errors import LOW_MEMORY, NO_ROOM, cause_of, told_by
 from batchscout.orchestrator.execution.ray_private.train import LaneTrainer, end_train_runs
 from batchscout.orchestrator.study.messages import Device, FirstLane
+from batchscout.orchestrator.study.state import Halted
 from batchscout.orchestrator.study.storage.marker import RunMarker
 
 # How long the Dispatcher has to answer that it closes; how long a lane's Train run then has to end by itself, and how
 # long once its controller has been ended.
 SECONDS_TO_CLOSE, SECONDS_TO_GO_HOME, SECONDS_TO_END = 10, 30, 10
 SECONDS_BETWEEN_LOOKS = 1.0
+_MOST_USED = "RAY_memory_usage_threshold"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,14 @@ class Lanes:
         answer = self.dispatcher.first_lane.remote()
         while not ray.wait([answer], timeout=SECONDS_BETWEEN_LOOKS)[0]:
             meanwhile()
-        return ray.get(answer)
+        try:
+            return ray.get(answer)
+        except OutOfMemoryError as error:
+            most = os.environ.get(_MOST_USED, "by default 0.95")
+            raise Halted(
+                f"Ray ends processes where more of a node's memory is used than {_MOST_USED} says ({most}), and has ended the one "
+                f"that hands out trials: {cause_of(error)}"
+            ) from error
 
     def given_up(self) -> list[str]:
         """Return why lanes were given up so far."""
@@ -143,7 +152,7 @@ def _send_home(dispatcher: DispatcherHandle, threads: list[threading.Thread]) ->
     A thread that calls Ray after ray.shutdown() would end this process at once, with the study's last word unsaid. So a
     lane that does not end, as its processes still start or wait for room, is ended with its controller.
     """
-    with contextlib.suppress(GetTimeoutError, RayActorError):  # it still starts, or it has died
+    with contextlib.suppress(RayError):  # it still starts, or it has died
         ray.get(dispatcher.close.remote(), timeout=SECONDS_TO_CLOSE)
     if not _have_ended(threads, SECONDS_TO_GO_HOME):
         with contextlib.suppress(RayError):

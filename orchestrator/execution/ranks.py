@@ -33,7 +33,7 @@ from batchscout.orchestrator.study.messages import Assignment, Device, Host, Mes
 from batchscout.orchestrator.study.storage.marker import RunMarker
 from batchscout.orchestrator.study.storage.stored_trials import Publication
 from batchscout.orchestrator.units import bytes_text, exit_text, shortened
-from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.config import TrialConfig, left_as_it_is
 from batchscout.trainers.descendants import adopt_orphans, end_descendants
 from batchscout.trainers.device.cgroup import memory_kills
 from batchscout.trainers.errors import first_line, raised_text, said_by, users_frame
@@ -120,7 +120,7 @@ def _serve(place: Place) -> None:
         if assignment.fresh_process and turn > 1:
             place.give_back(assignment)
             raise LaneRecycled(f"fresh processes for {assignment.trial_id}")
-        with contextlib.chdir("."):  # where the next trial's relative paths begin, whatever a user's code does in this
+        with left_as_it_is():
             fit_for_another = _run(assignment, place)
         if not fit_for_another:
             raise LaneRecycled("fresh processes for the next trial")

@@ -12,13 +12,13 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from batchscout.orchestrator.execution.dispatcher import DispatcherHandle
 from batchscout.orchestrator.study.messages import Assignment, Message
 
-# The Dispatcher died while it was asked, or before that, when Ray no longer knows its name.
-NO_DISPATCHER = (RayActorError, ValueError)
+# The Dispatcher died while it was asked, of the node's memory, too, or before that, when Ray no longer knows its name.
+NO_DISPATCHER = (RayActorError, OutOfMemoryError, ValueError)
 
 
 class LaneTrainable(tune.Trainable):

@@ -66,6 +66,10 @@ SECONDS_TO_START = 10
 LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
 
 
+def is_connected() -> bool:
+    return ray.is_initialized()
+
+
 @contextlib.contextmanager
 def ray_cluster(
     config: StudyConfig, address: str | None, run_dir: Path, lost: Callable[[str], int], stopped: Callable[[], int]
@@ -76,7 +80,7 @@ def ray_cluster(
     goes on after a signal has come. Each function says the last words of one of these, `lost` with what the cluster died
     of, and returns the exit code.
     """
-    if ray.is_initialized():
+    if is_connected():
         yield
         return
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,9 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def start(folder: Path, **changes: Any) -> subprocess.Popen[str]:
-    """`batchscout run` with all that it writes, Ray's files and the cache included, in this folder."""
+def start(folder: Path, environment: Mapping[str, str] | None = None, **changes: Any) -> subprocess.Popen[str]:
+    """`batchscout run` with all that it writes, Ray's files and the cache included, in this folder. environment: what it has beside this
+    process's."""
     (folder / "tmp").mkdir()
     (folder / "study.yaml").write_text(yaml.safe_dump(STUDY | changes))
     settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -68,7 +69,7 @@ def start(folder: Path, **changes: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
         cwd=folder,
-        env=settings | SECRETS,
+        env=settings | SECRETS | dict(environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -141,8 +142,13 @@ def test_others_on_the_machine_cannot_enter_what_the_study_has_written(hung_up: 
 
 
 UNRULY = """
-import os, subprocess, threading
+import os, subprocess, sys, threading
 from pathlib import Path
+
+class Log:
+    def write(self, text): pass
+
+sys.stdout = sys.stderr = Log()
 
 import torch
 
@@ -205,6 +211,35 @@ def unruly() -> Iterator[Stopped]:
 def test_a_study_whose_code_changes_the_directory_goes_on_as_if_it_had_not(unruly: Stopped) -> None:
     assert unruly.exit_code == 0, unruly.output
     assert len(list((unruly.folder / "run/trials").glob("*/steps.jsonl"))) == 2, "of one process, and of the next trial"
+
+
+@pytest.mark.cluster
+def test_a_study_whose_code_takes_the_place_of_its_streams_says_its_answer_all_the_same(unruly: Stopped) -> None:
+    assert "\nTrain with  " in unruly.output
+
+
+@pytest.mark.cluster
+def test_a_study_whose_code_starts_ray_is_refused_with_the_way_out(folder: Path) -> None:
+    """It would run in that cluster, whose ports and files are open to others."""
+    (folder / "starts_ray.py").write_text(
+        f"import ray; ray.init(num_cpus=1, _temp_dir={str(folder / 'theirs')!r})\n{UNRULY}"
+    )
+    model = {"target": "starts_ray:Unruly", "kwargs": {"read": "starts_ray.py"}}
+    data = {"target": "starts_ray:data", "kwargs": {}}
+    driver = start(folder, model=model, data=data, world_size=1, sample_budget=64)
+    output, _ = driver.communicate(timeout=HANGS_AFTER_SECONDS)
+    assert driver.returncode == 2, output
+    assert "the study's own code calls ray.init" in output
+    assert "give --address" in output
+
+
+@pytest.mark.cluster
+def test_a_node_whose_memory_ray_calls_full_is_told_in_a_sentence(folder: Path) -> None:
+    driver = start(folder, {"RAY_memory_usage_threshold": "0.001"}, world_size=1)
+    output, _ = driver.communicate(timeout=HANGS_AFTER_SECONDS)
+    assert driver.returncode == 1, output
+    assert "than RAY_memory_usage_threshold says (0.001)" in " ".join(output.split())
+    assert len(output.splitlines()) < 12, output
 
 
 @pytest.mark.cluster

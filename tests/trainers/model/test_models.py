@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -307,12 +309,26 @@ def test_a_transformers_model_draws_nothing_once_its_dropout_is_off() -> None:
     assert module(batch)[0] == module(batch)[0]
 
 
-def test_a_user_s_code_leaves_the_process_in_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths of whatever comes next begin there."""
-    (tmp_path / "goes_elsewhere.py").write_text("import os\nos.chdir('/')\ndef make(): os.chdir('/')\n")
+def test_a_user_s_code_leaves_directory_and_streams_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths of whatever comes next begin there, and all is told there: a logger that takes their place has no isatty."""
+    goes = "import os, sys\ndef make(): os.chdir('/'); sys.stdout = sys.stderr = object()\nmake()\n"
+    (tmp_path / "goes_elsewhere.py").write_text(goes)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
+    streams = sys.stdout, sys.stderr
     make = resolve("goes_elsewhere:make")
-    assert Path.cwd() == tmp_path
+    assert (Path.cwd(), sys.stdout, sys.stderr) == (tmp_path, *streams)
     call_target("model", make, {})
-    assert Path.cwd() == tmp_path
+    assert (Path.cwd(), sys.stdout, sys.stderr) == (tmp_path, *streams)
+
+
+def test_a_process_that_a_user_s_code_has_forked_goes_no_further() -> None:
+    """It would be a second driver of the study."""
+    code = (
+        "import os; from batchscout.trainers.config import call_target; call_target('data', os.fork, {}); print('here')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "here\n"
+    assert "your code has forked" in done.stderr
