@@ -65,7 +65,7 @@ class Site:
 
     def wait_for(self, condition: Callable[[list[Event]], bool], study: str, of: subprocess.Popen[str]) -> None:
         """Wait until the study's journal says so, while it runs."""
-        until(lambda: of.poll() is not None or condition(self.events(study)), "what the journal is to say", 300)
+        until(lambda: of.poll() is not None or condition(self.events(study)), "what the journal is to say", 600)
         assert of.poll() is None, of.communicate()[0]
 
     def events(self, study: str) -> list[Event]:
