@@ -47,9 +47,9 @@ from batchscout.orchestrator.execution.nodes.placement import LaneShape, lane_sh
 from batchscout.orchestrator.execution.nodes.room import at_most
 from batchscout.orchestrator.execution.nodes.shared_storage import shared_marker, store_marker
 from batchscout.orchestrator.execution.session import (
-    is_connected,
     lane_environment,
     ray_cluster,
+    rays_of_users_ended,
     reachable_address,
     refuse_cpus_in_place_of_gpus,
     refuse_too_many_nodes,
@@ -201,14 +201,8 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, options
                 told_if_storage_hangs(journal, progress.say),
             ):
                 progress.say("reading the data, building the model and predicting its memory")
-                was_connected = is_connected()
-                with left_as_it_is():
+                with rays_of_users_ended(progress.say), left_as_it_is():
                     token, notices = _begin(config, run_dir, journal, options, progress.say)
-                if is_connected() and not was_connected:
-                    raise ValueError(
-                        "the study's own code calls ray.init where model and data are made, and a study starts Ray itself; call it under "
-                        'if __name__ == "__main__", or, to run on a cluster of your own, give --address'
-                    )
                 for notice in notices:
                     progress.noticed(None, notice)
                 driver = Driver(config, run_dir, journal, progress, token, options)

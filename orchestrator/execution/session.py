@@ -66,8 +66,15 @@ SECONDS_TO_START = 10
 LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
 
 
-def is_connected() -> bool:
-    return ray.is_initialized()
+@contextlib.contextmanager
+def rays_of_users_ended(say: Callable[[str], None]) -> Iterator[None]:
+    """End on leaving the Ray that a user's code has started meanwhile, as data of Ray's own do unasked: a study's would else run in it, whose
+    ports and files are open to others. One that was there before is the caller's."""
+    was_connected = ray.is_initialized()
+    yield
+    if ray.is_initialized() and not was_connected:
+        say("ending the Ray that your code has started: the study has one of its own")
+        shut_down()
 
 
 @contextlib.contextmanager
@@ -80,7 +87,7 @@ def ray_cluster(
     goes on after a signal has come. Each function says the last words of one of these, `lost` with what the cluster died
     of, and returns the exit code.
     """
-    if is_connected():
+    if ray.is_initialized():
         yield
         return
 
