@@ -25,8 +25,8 @@ def watch(
     stays, and in the end all is printed below it.
     """
     if not sys.stdout.isatty():
-        for _ in _changes(state, seconds):
-            is_over = show()
+        for has_changed in _looks(state, seconds):
+            is_over = has_changed and show()
             sys.stdout.flush()
             if is_over:
                 return
@@ -37,27 +37,25 @@ def watch(
 
 def _in_its_window(in_a_window: Callable[[int], tuple[str, bool]], state: Callable[[], object], seconds: float) -> None:
     """Show below a clock what there is, until the study is over."""
-    before, text = object(), ""
-    while True:
-        now, size = state(), shutil.get_terminal_size()
-        if (now, size) != before:
-            before = now, size
+    text = ""
+    for has_changed in _looks(lambda: (state(), shutil.get_terminal_size()), seconds):
+        size = shutil.get_terminal_size()
+        if has_changed:
             text, is_over = in_a_window(size.lines - 1)
             if is_over:
                 return
         clock = f"{time.strftime('%H:%M:%S')}, looked at every {seconds:g} s; Ctrl-C ends this view"
         lines = f"{clock[: size.columns]}\n{text}".replace("\n", f"{_CLEAR_THE_REST_OF_A_LINE}\n")
         print(f"{_TO_THE_TOP}{lines}{_CLEAR_THE_REST_OF_A_LINE}{_CLEAR_BELOW}", end="", flush=True)
-        time.sleep(seconds)
 
 
-def _changes(state: Callable[[], object], seconds: float) -> Iterator[None]:
-    """Yield now, and then whenever the state is another one."""
+def _looks(state: Callable[[], object], seconds: float) -> Iterator[bool]:
+    """Yield now and after so many seconds again and again whether the state is another one than at the look before."""
     before: object = None
     while True:
-        if (now := state()) != before:
-            before = now
-            yield
+        now = state()
+        yield now != before
+        before = now
         time.sleep(seconds)
 
 
