@@ -82,7 +82,7 @@ class Environment:
     """In which it runs, as Python reads its name."""
     reads_utf8: bool = True
     """Whether that is how Python reads names of files."""
-    not_there: Sequence[str] = ()
+    missing_tls_files: Sequence[str] = ()
     """Which of RAY_TLS_* name no file."""
 
 
@@ -111,7 +111,7 @@ def observed_environment() -> Environment:
         has_ray_folder=Path(os.environ.get("RAY_TMPDIR") or "/").is_dir(),
         directory=_directory(),
         reads_utf8=sys.getfilesystemencoding() == "utf-8",
-        not_there=[name for name in _OF_TLS if not Path(os.environ.get(name) or "/").is_file()],
+        missing_tls_files=[name for name in _OF_TLS if not Path(os.environ.get(name) or "/").is_file()],
     )
 
 
@@ -190,9 +190,9 @@ def obstacles(found: Environment) -> Iterator[Obstacle]:
             "their own libraries end Ray's servers",
             "unset PYTHONWARNINGS, or name your own module in it (error:::my_module)",
         )
-    if found.variables.get("RAY_USE_TLS", "").lower() in ("1", "true") and found.not_there:  # as Ray reads it
+    if found.variables.get("RAY_USE_TLS", "").lower() in ("1", "true") and found.missing_tls_files:  # as Ray reads it
         yield Obstacle(
-            f"RAY_USE_TLS is {found.variables['RAY_USE_TLS']}, and {listed(found.not_there)} {'names' if len(found.not_there) == 1 else 'name'} no file: "
+            f"RAY_USE_TLS is {found.variables['RAY_USE_TLS']}, and {listed(found.missing_tls_files)} {'names' if len(found.missing_tls_files) == 1 else 'name'} no file: "
             "Ray's processes would wait for each other in vain",
             "unset RAY_USE_TLS, or name certificate, key and authority",
         )
