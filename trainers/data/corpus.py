@@ -7,7 +7,7 @@ import glob
 import itertools
 import os
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +160,7 @@ def hf_splits(
 ) -> dict[str, HfSplit]:
     """Return the splits of the data set that data.kwargs.<field> names. Raises ValueError where it cannot be loaded."""
     from datasets import Dataset, load_dataset_builder, load_from_disk
-    from datasets.exceptions import DatasetGenerationError, DatasetsError
+    from datasets.exceptions import DatasetsError
 
     where = f"data.kwargs.{field} '{path}'"
     if any(Path(path, marker).is_file() for marker in ("dataset_dict.json", "state.json")):
@@ -176,19 +176,7 @@ def hf_splits(
     _check_data_files(data_files)
 
     def not_loaded(error: Exception) -> ValueError:
-        why = error.__cause__ if isinstance(error, DatasetGenerationError) else error
-        if home := _unwritable_home(why):
-            return ValueError(
-                f"{where} could not be loaded: the library datasets keeps what it reads in {home}, and {why}; set HF_HOME to a folder that "
-                "this user may write"
-            )
-        remedy = (
-            "check the name and the network, or give a folder written by save_to_disk, or a format "
-            f"({', '.join(FILE_FORMATS)}) and its files as data.kwargs.data_files"
-        )
-        given = {"name": name, "data_files": data_files}
-        told = " and ".join(f"data.kwargs.{key} {value!r}" for key, value in given.items() if value is not None)
-        return ValueError(f"{where} could not be loaded: {why}; {f'check {told}' if told else remedy}")
+        return _not_loaded(where, error, {"name": name, "data_files": data_files})
 
     try:
         builder = load_dataset_builder(path, name, data_files=data_files)
@@ -207,6 +195,24 @@ def hf_splits(
     prepared: Any = builder.as_dataset()
     files: dict[Any, list[str]] = dict(builder.config.data_files or {})
     return {str(split): HfSplit(samples, tuple(files.get(split, ()))) for split, samples in prepared.items()}
+
+
+def _not_loaded(where: str, error: Exception, given: Mapping[str, object]) -> ValueError:
+    """Return what the library's error means to whoever named the data set. given: the keys beside its path."""
+    from datasets.exceptions import DatasetGenerationError
+
+    why = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+    if home := _unwritable_home(why):
+        return ValueError(
+            f"{where} could not be loaded: the library datasets keeps what it reads in {home}, and {why}; set HF_HOME to a folder that "
+            "this user may write"
+        )
+    remedy = (
+        "check the name and the network, or give a folder written by save_to_disk, or a format "
+        f"({', '.join(FILE_FORMATS)}) and its files as data.kwargs.data_files"
+    )
+    told = " and ".join(f"data.kwargs.{key} {value!r}" for key, value in given.items() if value is not None)
+    return ValueError(f"{where} could not be loaded: {why}; {f'check {told}' if told else remedy}")
 
 
 def _unwritable_home(why: BaseException | None) -> Path | None:
