@@ -17,11 +17,12 @@ from batchscout.orchestrator.config.trial import (
     warmup_samples,
 )
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Metrics, Trial
+from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial
 from batchscout.trainers.config import Split, TrialConfig, derive_accumulation
 from batchscout.trainers.device.machine_load import disturbance
 
 Keys = TypeVar("Keys", bound=StageKeys, covariant=True)
+OtherKeys = TypeVar("OtherKeys", bound=StageKeys)
 
 
 def disturbance_in(study: Study, config: StudyConfig, metrics: Metrics) -> str | None:
@@ -41,6 +42,15 @@ class StageContext(Generic[Keys]):
     def trials(self) -> list[Trial]:
         """Return the stage's own trials, in the order they were proposed."""
         return self.study.of_stage(self.stage.type)
+
+    def have_ended(self, proposals: Iterable[Proposal]) -> bool:
+        trials = self.study.trials
+        return all(one.id in trials and trials[one.id].state.ended for one in proposals)
+
+    def of(self, keys: type[OtherKeys]) -> StageContext[OtherKeys] | None:
+        """Return what another stage of the study is told; None where the study has none of the kind."""
+        stage = self.config.keys_of(keys)
+        return None if stage is None else StageContext(stage, self.config, self.study, self.num_lanes)
 
     def disturbance(self, metrics: Metrics) -> str | None:
         """Return what else was at work on the machine while a trial's steps were timed; None if nothing was."""

@@ -223,7 +223,7 @@ def _controls(context: StageContext[Equivalence], reference: Trial, others: list
     for number in range(1, MOST_CONTROLS + 1):
         name, role = f"{reference.id}-permuted{number}", "control: the samples in another order"
         is_first_or_known = number == 1 or name in context.study.trials
-        if not is_first_or_known and (not _have_ended(context, [*others, *controls]) or _all_pass(context)):
+        if not is_first_or_known and (not context.have_ended([*others, *controls]) or _all_pass(context)):
             break
         controls.append(_compared(reference, name, role, sample_permutation=number))
     return controls
@@ -243,11 +243,6 @@ def _compared(reference: Trial, name: str, role: str = "", **changes: object) ->
     own = {"reference_weights": f"../{reference.id}/weights.pt", "save_weights": False, "check_parts": False}
     config = TrialConfig.model_validate(reference.config.model_dump() | own | changes)
     return Proposal(name, "equivalence", config, candidate=name, role=role, control=bool(role))
-
-
-def _have_ended(context: StageContext[Equivalence], proposals: list[Proposal]) -> bool:
-    trials = [context.study.trials.get(proposal.id) for proposal in proposals]
-    return all(trial is not None and trial.state.ended for trial in trials)
 
 
 # What the trials say

@@ -102,9 +102,9 @@ def conclude(context: StageContext[Grid]) -> Conclusion:
     if why := why_none(context.trials()):
         return Conclusion("grid", ok=False, reason=why, notes=notes)
     winner = settle(ranking)
-    name = names_of([one.trials[0] for one in ranking])[winner.trials[0].id]
+    name = names_of([one.first for one in ranking])[winner.first.id]
     reason = f"{name} ends at val loss {loss_text(winner.val_loss)}, best of {len(ranking)}"
-    return concluded(GridFindings(winner.trials[0].id, winner.val_loss), reason, notes)
+    return concluded(GridFindings(winner.first.id, winner.val_loss), reason, notes)
 
 
 def describe(context: StageContext[Grid]) -> list[str]:

@@ -33,7 +33,6 @@ from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
 from batchscout.orchestrator.units import loss_text
-from batchscout.trainers.config import Split
 
 # Rates this close to each other are one point of the grid.
 SAME_RATE = 0.1
@@ -63,13 +62,9 @@ def _runs_at(context: StageContext[LearningRate], rate: float, name: str) -> lis
     if winner is None:
         candidate = Candidate("", chosen_split(context), chosen_mode(context.study), context.config.sample_budget)
     else:
-        candidate = Candidate("", _split(context, winner), mode_of(winner.config), winner.config.sample_budget)
+        candidate = Candidate("", winner.config.split, mode_of(winner.config), winner.config.sample_budget)
     rungs = context.stage.pruner.rungs(context.config.sample_budget, candidate.sample_budget)
     return seeded_where_it_fits(context, name, candidate, learning_rate=rate, rungs=rungs)
-
-
-def _split(context: StageContext[LearningRate], trial: Trial) -> Split:
-    return context.split(trial.config.micro_batch_size, trial.config.gradient_accumulation_steps)
 
 
 def _extensions(context: StageContext[LearningRate]) -> list[float]:
@@ -93,7 +88,7 @@ def _further(context: StageContext[LearningRate]) -> float | None:
         return tested[0] / LOWERED_BY
     if not all(trial.state.ended for trial in trials) or not ranking:
         return None
-    best = _rate(ranking[0])
+    best = ranking[0].config.learning_rate
     if len(tested) < 2 or best not in (tested[0], tested[-1]):
         return None
     return best * tested[0] / tested[1] if best == tested[0] else best * tested[-1] / tested[-2]
@@ -141,17 +136,21 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
     ranking = standings(trials, context.config.target_loss)
     if why := why_none(trials):
         return Conclusion("learning_rate", ok=False, reason=why)
-    of_all = _with_these(context)
-    best = _chosen(ranking, of_all) or _settle(ranking, _fitted(context, trials) or _rate(ranking[0]))
-    winner = of_all.winner if of_all else best.trials[0].id
+    train = context.of(Train) if found(context.study, TrainFindings) else None
+    of_all = train_findings(train) if train else None  # what the runs of train and of this stage come to together
+    best = _chosen(ranking, of_all) or _settle(ranking, _fitted(context, trials) or ranking[0].config.learning_rate)
+    winner = of_all.winner if of_all else best.first.id
     tested = sorted({trial.config.learning_rate for trial in trials})
-    on_edge = len(tested) > 1 and _rate(best) in (tested[0], tested[-1]) and winner == best.trials[0].id
-    rule = _rule(context, best.trials[0])
+    on_edge = len(tested) > 1 and best.config.learning_rate in (tested[0], tested[-1]) and winner == best.first.id
+    rule = _rule(context, best.first)
     findings = LearningRateFindings(
         learning_rate=context.study.trials[winner].config.learning_rate,
         winner=winner,
         on_edge=on_edge,
-        losses={f"{_rate(one):.3g}": one.val_loss for one in sorted(ranking, key=_rate)},
+        losses={
+            f"{one.config.learning_rate:.3g}": one.val_loss
+            for one in sorted(ranking, key=lambda one: one.config.learning_rate)
+        },
         rule=rule,
         train=of_all,
     )
@@ -159,17 +158,9 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
     return concluded(findings, _sentence(best, ranking, rule) + _elsewhere(context.study.trials[winner], best), notes)
 
 
-def _with_these(context: StageContext[LearningRate]) -> TrainFindings | None:
-    """Return what the runs of train and of this stage come to together; None without a train stage that chose a run."""
-    keys = context.config.keys_of(Train)
-    if keys is None or found(context.study, TrainFindings) is None:
-        return None
-    return train_findings(StageContext(keys, context.config, context.study, context.num_lanes))
-
-
 def _chosen(ranking: list[Standing], of_all: TrainFindings | None) -> Standing | None:
     """Return the run that all runs speak for; None where it has another batch."""
-    return next((one for one in ranking if of_all and one.trials[0].id == of_all.winner), None)
+    return next((one for one in ranking if of_all and one.first.id == of_all.winner), None)
 
 
 def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float | None:
@@ -183,42 +174,38 @@ def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float |
 
 
 def _settle(ranking: list[Standing], fitted: float) -> Standing:
-    return min(tied_with_best(ranking), key=lambda one: abs(math.log(_rate(one) / fitted)))
-
-
-def _rate(standing: Standing) -> float:
-    return standing.trials[0].config.learning_rate
+    return min(tied_with_best(ranking), key=lambda one: abs(math.log(one.config.learning_rate / fitted)))
 
 
 def _elsewhere(winner: Trial, best: Standing) -> str:
     """Return what all runs speak for, where that is another batch than the one whose rates were tried."""
-    if winner.id == best.trials[0].id:
+    if winner.id == best.first.id:
         return ""
     config = winner.config
     return f"; all runs together favour effective batch {config.effective_batch_size} at learning rate {config.learning_rate:.3g}"
 
 
 def _sentence(best: Standing, ranking: list[Standing], rule: float) -> str:
-    ties = [f"{_rate(one):.3g}" for one in tied_with_best(ranking) if one is not best]
+    ties = [f"{one.config.learning_rate:.3g}" for one in tied_with_best(ranking) if one is not best]
     chosen = "best" if best.val_loss <= min(one.val_loss for one in ranking) or ties else "chosen"
     tie = f", tied with {', '.join(ties)}" if ties else ""
     return (
-        f"learning rate {_rate(best):.3g} ends at val loss {loss_text(best.val_loss)}, {chosen} of {len(ranking)}{tie}; "
+        f"learning rate {best.config.learning_rate:.3g} ends at val loss {loss_text(best.val_loss)}, {chosen} of {len(ranking)}{tie}; "
         + _how_the_rule_did(best, ranking, rule)
     )
 
 
 def _how_the_rule_did(best: Standing, ranking: list[Standing], rule: float) -> str:
-    ratio = _rate(best) / rule
+    ratio = best.config.learning_rate / rule
     if _same(ratio, 1):
         return f"it is the scaling rule's own ({rule:.3g})"
-    at_rule = next((one for one in ranking if _same(_rate(one), rule)), None)
+    at_rule = next((one for one in ranking if _same(one.config.learning_rate, rule)), None)
     cost = f", which ends at {loss_text(at_rule.val_loss)}" if at_rule else ""
     return f"it is {ratio:.2g} x the scaling rule's {rule:.3g}{cost}"
 
 
 def _warn(best: Standing, tested: list[float], trials: list[Trial]) -> str:
-    side = "low" if _rate(best) == tested[0] else "high"
+    side = "low" if best.config.learning_rate == tested[0] else "high"
     diverged = any(trial.cause is Cause.DIVERGED for trial in trials)
     remedy = "higher ones diverged" if diverged and side == "high" else "widen the multipliers on that side"
     return f"the best learning rate lies on the {side} edge of the grid ({tested[0]:.3g} to {tested[-1]:.3g}): {remedy}"

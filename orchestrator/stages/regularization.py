@@ -186,7 +186,7 @@ def conclude(context: StageContext[Regularization]) -> Conclusion:
         runs=tuple(_setting_run(by_name[one.name], one) for one in others),
         spread=spread,
         kept=by_name[best.name] if best else None,
-        winner=best.trials[0].id if best else None,
+        winner=best.first.id if best else None,
     )
     return concluded(findings, _sentence(measured, gap, plain, findings), tuple(_notes(context, findings)))
 
@@ -204,7 +204,7 @@ def _seeds_of(context: StageContext[Regularization], trial: Trial) -> list[Trial
 
 def _setting_run(setting: Setting, standing: Standing) -> SettingRun:
     gaps = [gap for trial in standing.trials if (gap := trial.metric("generalisation_gap")) is not None]
-    return SettingRun(setting, standing.trials[0].id, standing.val_loss, statistics.fmean(gaps) if gaps else None)
+    return SettingRun(setting, standing.first.id, standing.val_loss, statistics.fmean(gaps) if gaps else None)
 
 
 def _nothing_to_mend(measured: Generalisation | None, gap: Gap | None) -> str:

@@ -31,34 +31,6 @@ class Change:
         return ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in values.items())
 
 
-def _none(context: object) -> None:
-    return None
-
-
-def _zero(context: object) -> int:
-    return 0
-
-
-def _no_trials(context: object) -> tuple[str, ...]:
-    return ()
-
-
-def _no_figures(context: object) -> list[Figure]:
-    return []
-
-
-def _no_reason(context: object, trial: Trial) -> None:
-    return None
-
-
-def _nothing_yet(context: object) -> str:
-    return ""
-
-
-def _no_metrics(context: object, trial: Trial) -> Metrics:
-    return {}
-
-
 @dataclass(frozen=True)
 class Stage(Generic[Keys]):
     """Pure functions of what is known of a study. The file of each stage ends with one of these, named STAGE."""
@@ -70,37 +42,37 @@ class Stage(Generic[Keys]):
     """Returns the stage's result; called when all its trials have ended."""
     describe: Callable[[StageContext[Keys]], list[str]]
     """Returns lines that tell people what the stage would do, before anything has run."""
-    figures: Callable[[StageContext[Keys]], list[Figure]] = _no_figures
+    figures: Callable[[StageContext[Keys]], list[Figure]] = lambda _: []
     """Returns what the report draws, whether or not the stage's trials have ended."""
     columns: tuple[str, ...] = ()
     """The metrics in the table of the stage's trials; a metric that no trial has is left out."""
-    derived: Callable[[StageContext[Keys], Trial], Metrics] = _no_metrics
+    derived: Callable[[StageContext[Keys], Trial], Metrics] = lambda *_: {}
     """Returns metrics that the stage's findings add to those that a trial measured."""
-    so_far: Callable[[StageContext[Keys]], str] = _nothing_yet
+    so_far: Callable[[StageContext[Keys]], str] = lambda _: ""
     """Returns what the trials that have ended speak for, while others run; empty where they say nothing yet."""
-    winner: Callable[[StageContext[Keys]], str | None] = _none
+    winner: Callable[[StageContext[Keys]], str | None] = lambda _: None
     """Returns the id of the trial that the stage chose; None if it has not chosen one."""
-    change: Callable[[StageContext[Keys]], Change | None] = _none
+    change: Callable[[StageContext[Keys]], Change | None] = lambda _: None
     """Returns in what that trial differs from the run that earlier stages chose, for a stage that trains this run again with one thing
     changed; None if it has chosen none, and for all other stages."""
     precedence: int = 0
     """If several stages have chosen a full training run, the study recommends that of the stage with the highest
     precedence. 0 for a stage whose trials are not full training runs."""
-    num_full_runs: Callable[[StageContext[Keys]], int] = _zero
+    num_full_runs: Callable[[StageContext[Keys]], int] = lambda _: 0
     """Returns how many full training runs the stage takes at most, for one seed."""
     proposes_once: bool = False
     """True if the results of its own trials never change what it proposes: then it is asked once, not at every
     event."""
-    step_seconds_limit: Callable[[StageContext[Keys]], float | None] = _none
+    step_seconds_limit: Callable[[StageContext[Keys]], float | None] = lambda _: None
     """Returns the seconds that a step of its trials may take; None if its trials do not probe what is usable."""
-    too_slow_to_win: Callable[[StageContext[Keys], Trial], str | None] = _no_reason
+    too_slow_to_win: Callable[[StageContext[Keys], Trial], str | None] = lambda *_: None
     """Returns why a trial that was just evaluated is too slow to win, whatever it comes to; None while it may."""
     fails_by_mode: bool = False
     """True if its trials run in different modes: a model may fail in one and run in another, so it is never given up
     early."""
     reuses_measurements: bool = False
     """True if measurements of an earlier study on this machine may stand in for its trials."""
-    disturbed: Callable[[StageContext[Keys]], tuple[str, ...]] = _no_trials
+    disturbed: Callable[[StageContext[Keys]], tuple[str, ...]] = lambda _: ()
     """Returns the trials that something else on the machine slowed down, once the stage has concluded: later studies
     measure them again."""
 

@@ -23,7 +23,7 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
     points = points_of(context, source)
     ranking = _full_runs(context)
     chosen = next(one for one in ranking if source.trial.candidate == one.name)
-    ramps = [one for one in ranking if one.trials[0].config.ramp]
+    ramps = [one for one in ranking if one.config.ramp]
     kinds: dict[str, RampKind] = {ramp_name(kind): kind for kind in context.stage.ramps}
     winner = next((one for one in ramps[:1] if _wins(one, chosen, tie_width(ranking))), None)
     findings = BranchFindings(
@@ -32,7 +32,7 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
         growth=growth(points),
         spread=math.sqrt(2) * seed_deviation(standings(runs_before(context))),
         ramps=tuple(_ramp_run(kinds[one.name], one) for one in ramps),
-        winner=winner.trials[0].id if winner else None,
+        winner=winner.first.id if winner else None,
     )
     sentence = "; ".join(filter(None, (_of_points(findings), _of_ramps(context, ramps, chosen, winner, ranking))))
     return concluded(findings, sentence, (*source.left_out, *_notes(context, findings)))
@@ -52,7 +52,7 @@ def _wins(ramp: Standing, chosen: Standing, width: float) -> bool:
 
 
 def _ramp_run(kind: RampKind, standing: Standing) -> RampRun:
-    first = standing.trials[0]
+    first = standing.first
     batch, budget = first.config.last_effective_batch_size, first.config.sample_budget
     return RampRun(kind, first.id, batch, budget, standing.val_loss, standing.score)
 
@@ -99,11 +99,11 @@ def _of_ramps(
         return ""
     width = tie_width(ranking)
     spread = seconds_text(width) if context.config.target_loss is not None else f"{loss_text(width)}"
-    told = ", ".join(f"the {one.trials[0].role} {_ending(context, one)}" for one in ramps)
+    told = ", ".join(f"the {one.first.role} {_ending(context, one)}" for one in ramps)
     against = f"{told}, the chosen run {_ending(context, chosen)}"
     if winner is None:
         return f"{against}: no ramp wins by more than the seeds' spread ({spread})"
-    return f"{against}: the {winner.trials[0].role} wins by more than the seeds' spread ({spread})"
+    return f"{against}: the {winner.first.role} wins by more than the seeds' spread ({spread})"
 
 
 def _ending(context: StageContext[Branch], standing: Standing) -> str:

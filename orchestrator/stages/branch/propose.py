@@ -27,7 +27,7 @@ def propose(context: StageContext[Branch]) -> list[Proposal]:
     trunks = _trunks(context, source)
     branches = [one for point in source.points for one in _branches(context, source, point, trunks)]
     wanted = [one for one in branches if _has_completed(context, _trunk_of(trunks, one.config.seed))]
-    return [*trunks, *wanted, *(_ramps(context, source) if _have_ended(context, [*trunks, *wanted]) else [])]
+    return [*trunks, *wanted, *(_ramps(context, source) if context.have_ended([*trunks, *wanted]) else [])]
 
 
 def _trunks(context: StageContext[Branch], source: Source) -> list[Proposal]:
@@ -95,11 +95,6 @@ def _trunk_of(trunks: list[Proposal], seed: int) -> Proposal:
 def _has_completed(context: StageContext[Branch], proposal: Proposal) -> bool:
     trial = context.study.trials.get(proposal.id)
     return trial is not None and trial.state is TrialState.COMPLETE
-
-
-def _have_ended(context: StageContext[Branch], proposals: list[Proposal]) -> bool:
-    trials = [context.study.trials.get(proposal.id) for proposal in proposals]
-    return all(trial is not None and trial.state.ended for trial in trials)
 
 
 def _ramps(context: StageContext[Branch], source: Source) -> list[Proposal]:

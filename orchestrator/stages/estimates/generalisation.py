@@ -55,7 +55,7 @@ def generalisation_of(ranking: Sequence[Standing]) -> Generalisation | None:
     measured = [one for one in ranking if all(trial.metric("generalisation_gap") is not None for trial in one.trials)]
     best: dict[int, Standing] = {}
     for standing in measured:
-        best.setdefault(standing.trials[0].config.effective_batch_size, standing)
+        best.setdefault(standing.config.effective_batch_size, standing)
     if not best:
         return None
     runs = [best[batch] for batch in sorted(best)]
@@ -63,7 +63,7 @@ def generalisation_of(ranking: Sequence[Standing]) -> Generalisation | None:
 
 
 def _gap(standing: Standing) -> Gap:
-    config = standing.trials[0].config
+    config = standing.config
     return Gap(config.effective_batch_size, config.sample_budget, statistics.fmean(_gaps(standing)))
 
 

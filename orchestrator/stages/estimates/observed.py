@@ -110,9 +110,7 @@ def _extrapolated(setting: Setting, seeds: list[Trial], ranking: dict[str, Stand
     """Return what a candidate that was cut at a rung would have come to, by its distance to the best of its batch that went on, or to the
     best of all where none of its batch did: on the way a larger batch still catches up."""
     of_batch = [
-        one
-        for one in ranking.values()
-        if setting_of(one.trials[0]).effective_batch_size == setting.effective_batch_size
+        one for one in ranking.values() if setting_of(one.first).effective_batch_size == setting.effective_batch_size
     ]
     for level in reversed(range(len(seeds[0].config.rungs))):
         ours = _mean_at(seeds, level)

@@ -12,6 +12,7 @@ import numpy as np
 
 from batchscout.orchestrator.stages.estimates import surface
 from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.trainers.config import TrialConfig
 
 PRIOR_DEGREES = 2
 """How many degrees of freedom the prior of the deviation from seed to seed counts as: its logarithm has a spread of 0.6."""
@@ -48,6 +49,15 @@ class Standing:
     val_loss: float
     reached: bool = True
     """False if a seed never reached the target loss: then its seconds are a projection."""
+
+    @property
+    def first(self) -> Trial:
+        """The run of the first seed; the others differ in the seed alone."""
+        return self.trials[0]
+
+    @property
+    def config(self) -> TrialConfig:
+        return self.first.config
 
 
 def standings(trials: Sequence[Trial], target_loss: float | None = None) -> list[Standing]:
@@ -87,7 +97,7 @@ def settle(ranking: Sequence[Standing]) -> Standing:
     """Return, of those tied with the best, the baseline, or else the smallest effective batch: it needs the least
     memory."""
     equals = tied_with_best(ranking)
-    return min(equals, key=lambda one: (not one.trials[0].protected, one.trials[0].config.effective_batch_size))
+    return min(equals, key=lambda one: (not one.first.protected, one.config.effective_batch_size))
 
 
 def tied_with_best(ranking: Sequence[Standing]) -> list[Standing]:
@@ -183,7 +193,7 @@ def elasticity(ranking: Sequence[Standing]) -> float:
     best = ranking[0]
     if best.score == best.val_loss:
         return 1.0
-    points = [point for point in _evaluations(best.trials[0]) if point[1] > 0]
+    points = [point for point in _evaluations(best.first) if point[1] > 0]
     steps = [
         abs(math.log(b[1] / a[1]) / math.log(a[0] / b[0])) for a, b in itertools.pairwise(points) if a[0] > b[0] > 0
     ]

@@ -120,7 +120,7 @@ class KnobSearch:
                 return proposals
             if len(proposals) == MOST_PROBES:
                 break
-        if not self.trials.all_ended(proposals):
+        if not self.trials.context.have_ended(proposals):
             return proposals
         checks = [trial for one in self.to_check for trial in quality_trials(self.trials.context, one.mode, one.ground)]
         once = {trial.id: trial for trial in checks}  # modes of one ground share the runs without a knob

@@ -12,7 +12,7 @@ def propose(context: StageContext[Frontier]) -> list[Proposal]:
     """Return all proposals so far and the next ones; the same journal always gives the same ones."""
     known, proposals = FrontierProgress(context), list[Proposal]()
     for part in (known.probes, known.knobs, known.finalists, known.verification):
-        if not known.trials.all_ended(proposals):
+        if not known.trials.context.have_ended(proposals):
             break
         proposals += part.proposals()
     return proposals

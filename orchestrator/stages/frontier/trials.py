@@ -114,43 +114,44 @@ class FrontierTrials:
         return {"predicted_memory_bytes": predicted.bytes_at(point.micro_batch_size)} if predicted else {}
 
     def probe(self, point: OperatingPoint) -> Proposal:
-        name, rate = self._run(point)
-        if name in self.study.trials:
-            return self.study.trials[name].proposal
-        config = self.context.short_trial(
-            self.split(point),
-            point.mode,
-            self.stage.steps,
-            learning_rate=rate,
-            dynamic_micro_batch=True,
-            gpu_timing_seconds=GPU_PROBE_SECONDS,
-            longest_samples=True,
-            evaluation_samples=self.context.split(point.micro_batch_size).effective_batch_size,
+        return self._trial(
+            point, steps=self.stage.steps, gpu_seconds=GPU_PROBE_SECONDS, longest_samples=True, any_size=True
         )
-        return Proposal(name, "frontier", config, candidate=name, expected=self._expected(point))
 
     def timing(self, point: OperatingPoint, number: int) -> Proposal:
         """Return the point's trial in a round, on ordinary samples."""
-        return self._static(point, f"round{number}", round=number)
+        return self._trial(point, f"round{number}", round=number)
 
     def verification(self, point: OperatingPoint) -> Proposal:
         """Return the point's trial in a fresh process, on the longest samples."""
-        return self._static(point, "verified", role="once more, in a fresh process", fresh_process=True)
+        role = "once more, in a fresh process"
+        return self._trial(point, "verified", longest_samples=True, role=role, fresh_process=True)
 
-    def _static(
-        self, point: OperatingPoint, what: str, *, role: str = "", fresh_process: bool = False, round: int | None = None
+    def _trial(
+        self,
+        point: OperatingPoint,
+        what: str = "",
+        *,
+        steps: int = TIMED_STEPS,
+        gpu_seconds: float = GPU_TIMING_SECONDS,
+        longest_samples: bool = False,
+        any_size: bool = False,
+        role: str = "",
+        fresh_process: bool = False,
+        round: int | None = None,
     ) -> Proposal:
-        """Return a trial that is compiled for this size alone, as training will be."""
+        """Return a trial that is compiled for this size alone, as training will be. any_size: for every size of its mode instead."""
         name, rate = self._run(point, what)
         if name in self.study.trials:
             return self.study.trials[name].proposal
         config = self.context.short_trial(
             self.split(point),
             point.mode,
-            TIMED_STEPS,
+            steps,
             learning_rate=rate,
-            gpu_timing_seconds=GPU_TIMING_SECONDS,
-            longest_samples=fresh_process,
+            dynamic_micro_batch=any_size,
+            gpu_timing_seconds=gpu_seconds,
+            longest_samples=longest_samples,
             evaluation_samples=self.context.split(point.micro_batch_size).effective_batch_size,
         )
         return Proposal(
@@ -163,9 +164,6 @@ class FrontierTrials:
             round=round,
             expected=self._expected(point),
         )
-
-    def all_ended(self, proposals: list[Proposal]) -> bool:
-        return all(p.id in self.study.trials and self.study.trials[p.id].state.ended for p in proposals)
 
 
 def rates_of(trials: Iterable[Trial]) -> dict[int, float]:

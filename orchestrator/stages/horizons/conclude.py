@@ -53,11 +53,11 @@ def ended(context: StageContext[Horizons]) -> list[Ended]:
     whole = {one.split.effective_batch_size: one.sample_budget for one in candidates}
     found = []
     for one in standings(context.trials()):
-        config = one.trials[0].config
+        config = one.config
         if config.effective_batch_size not in whole:
             continue  # of an earlier format, whose batches were chosen otherwise
         octaves = math.log2(config.sample_budget / whole[config.effective_batch_size])
-        found.append(Ended(setting_of(one.trials[0]), octaves, one.val_loss, len(one.trials)))
+        found.append(Ended(setting_of(one.first), octaves, one.val_loss, len(one.trials)))
     return sorted(found, key=lambda one: one.octaves)
 
 
@@ -68,9 +68,9 @@ def length_of(context: StageContext[Horizons]) -> float:
 
 
 def _as_train(context: StageContext[Horizons]) -> StageContext[Train]:
-    keys = context.config.keys_of(Train)
-    assert keys, "a study with this stage has train"
-    return StageContext(keys, context.config, context.study, context.num_lanes)
+    train = context.of(Train)
+    assert train, "a study with this stage has train"
+    return train
 
 
 def _findings(context: StageContext[Horizons], law: Carried, choice: Choice) -> HorizonsFindings:
@@ -80,7 +80,7 @@ def _findings(context: StageContext[Horizons], law: Carried, choice: Choice) -> 
     best, own = surface.best_setting(SAFE), choice.own
     gain = gain_over(as_train, surface, best, own) if own else None
     if own and gain and gain.p_better < LIKELY and choice.is_own:
-        best, gain = setting_of(own.trials[0]), None
+        best, gain = setting_of(own.first), None
     batch = best.effective_batch_size
     candidate = next(one for one in lineup_of(as_train).candidates if one.split.effective_batch_size == batch)
     done = [one.config.split for one in full_runs(context.study) if one.state is TrialState.COMPLETE]

@@ -10,7 +10,7 @@ from batchscout.orchestrator.stages.figures import CATEGORIES, Axis, Figure, Mar
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons.conclude import ended
 from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings
-from batchscout.orchestrator.stages.horizons.propose import batch_of, rivals
+from batchscout.orchestrator.stages.horizons.propose import rivals
 from batchscout.orchestrator.stages.train import loss_deviation
 
 
@@ -19,10 +19,10 @@ def figures(context: StageContext[Horizons]) -> list[Figure]:
     findings, budget = found(context.study, HorizonsFindings), context.config.sample_budget
     deviation, runs = loss_deviation(context.study, context.config.objective), ended(context)
     foretold = {one.effective_batch_size: one for one in findings.batches} if findings else {}
-    whole = {batch_of(one): one for one in rivals(context)}
+    whole = {one.config.effective_batch_size: one for one in rivals(context)}
     series = []
     for number, batch in enumerate(sorted(whole.keys() | foretold.keys())):
-        mine = [setting_of(whole[batch].trials[0])] if batch in whole else []
+        mine = [setting_of(whole[batch].first)] if batch in whole else []
         lengths = [(2**run.octaves * budget, run.loss) for run in runs if run.setting in mine]
         lengths += [(float(budget), whole[batch].val_loss)] if mine else []
         marks = [with_deviation(Mark(length, loss), deviation) for length, loss in lengths]

@@ -19,15 +19,12 @@ def rivals(context: StageContext[Horizons]) -> list[Standing]:
     if findings is None or winner is None:
         return []
     ranking = standings(full_runs(context.study))
-    chosen = next(one for one in ranking if one.trials[0].id == winner)
-    best = {batch_of(one): one for one in reversed(ranking)}
+    chosen = next(one for one in ranking if one.first.id == winner)
+    best = {one.config.effective_batch_size: one for one in reversed(ranking)}
     likely = sorted(findings.batches, key=lambda one: -one.p_best)
     others = [best[one.effective_batch_size] for one in likely if one.effective_batch_size in best]
-    return [chosen, *[one for one in others if batch_of(one) != batch_of(chosen)][:1]]
-
-
-def batch_of(standing: Standing) -> int:
-    return standing.trials[0].config.effective_batch_size
+    own = chosen.config.effective_batch_size
+    return [chosen, *[one for one in others if one.config.effective_batch_size != own][:1]]
 
 
 def propose(context: StageContext[Horizons]) -> list[Proposal]:
@@ -42,10 +39,9 @@ def propose(context: StageContext[Horizons]) -> list[Proposal]:
 
 
 def _runs(context: StageContext[Horizons], rival: Standing, share: float, factor: float) -> list[Proposal]:
-    config = rival.trials[0].config
-    split = context.split(config.micro_batch_size, config.gradient_accumulation_steps)
+    config = rival.config
     steps = max(1, round(share * config.sample_budget / config.effective_batch_size))
-    candidate = Candidate("", split, mode_of(config), steps * config.effective_batch_size)
+    candidate = Candidate("", config.split, mode_of(config), steps * config.effective_batch_size)
     beside = "" if factor == 1.0 else f"-x{factor:g}"
     name = f"horizons-b{config.effective_batch_size}-{share:g}{beside}"
     return seeded(context, name, candidate, learning_rate=config.learning_rate * factor)

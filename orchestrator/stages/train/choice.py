@@ -41,7 +41,7 @@ class Choice:
 
     @property
     def setting(self) -> Setting:
-        return setting_of(self.run.trials[0])
+        return setting_of(self.run.first)
 
     @property
     def is_own(self) -> bool:
@@ -94,18 +94,18 @@ def choice_of(context: StageContext[Train], surface: Surface) -> Choice:
     better by a useful gain with enough probability."""
     ranking = standings(full_runs(context.study), context.config.target_loss)
     known = [one for one in ranking if math.isfinite(one.score)]  # one that never nears a target says nothing
-    complete = [one for one in known if setting_of(one.trials[0]).effective_batch_size in surface.coordinates.rule]
+    complete = [one for one in known if setting_of(one.first).effective_batch_size in surface.coordinates.rule]
     own = next((one for one in complete if _is_own(context, one)), None)
     reached = [one for one in complete if one.reached] or complete
-    run = min(reached, key=lambda one: surface.regret(setting_of(one.trials[0])))
+    run = min(reached, key=lambda one: surface.regret(setting_of(one.first)))
     may_stay = own is not None and own is not run and (own.reached or not run.reached)
     if own is not None and may_stay and p_better(context, surface, _setting(run), _setting(own)) < LIKELY:
         run = own
-    return Choice(run, surface.regret(setting_of(run.trials[0])), own)
+    return Choice(run, surface.regret(setting_of(run.first)), own)
 
 
 def _setting(standing: Standing) -> Setting:
-    return setting_of(standing.trials[0])
+    return setting_of(standing.first)
 
 
 def p_better(context: StageContext[Train], surface: Surface, setting: Setting, own: Setting) -> float:
@@ -115,6 +115,6 @@ def p_better(context: StageContext[Train], surface: Surface, setting: Setting, o
 
 
 def _is_own(context: StageContext[Train], standing: Standing) -> bool:
-    config = standing.trials[0].config
+    config = standing.config
     rule = scaled_learning_rate(context.config.optimizer, config.effective_batch_size)
-    return standing.trials[0].protected and abs(config.learning_rate / rule - 1) < SAME_RATE
+    return standing.first.protected and abs(config.learning_rate / rule - 1) < SAME_RATE

@@ -51,7 +51,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         )
         return Conclusion("train", ok=False, reason=reason)
     ranking = standings(full_runs(context.study), context.config.target_loss)
-    winner = next(one for one in ranking if one.trials[0].id == findings.winner)
+    winner = next(one for one in ranking if one.first.id == findings.winner)
     notes = (
         *lineup_of(context).left_out,
         *_in_smaller_micro_batches(context),
@@ -75,7 +75,7 @@ def train_findings(context: StageContext[Train]) -> TrainFindings | None:
         return None
     choice = choice_of(context, surface)
     return TrainFindings(
-        winner=choice.run.trials[0].id,
+        winner=choice.run.first.id,
         val_loss=choice.run.val_loss,
         batches=tuple(_batch_findings(context, lineup, surface, batch) for batch in surface.coordinates.batches),
         seed_deviation=surface.seed_deviation,
@@ -90,7 +90,7 @@ def train_findings(context: StageContext[Train]) -> TrainFindings | None:
 
 def gain_over(context: StageContext[Train], surface: Surface, setting: Setting, own: Standing) -> TimeGain:
     """Return what a setting saves of the training time of the user's own, by the surface of runs of their length."""
-    run = own.trials[0]
+    run = own.first
     theirs, batch = surface.at(setting_of(run)), run.config.effective_batch_size
     low, middle, high = interval(surface.time_share(surface.at(setting), theirs))
     by_rate = float(np.median(surface.time_share(np.minimum(surface.best_loss(batch), theirs), theirs)))
@@ -131,7 +131,7 @@ def _in_smaller_micro_batches(context: StageContext[Train]) -> list[str]:
 def _repeated(context: StageContext[Train], ranking: Sequence[Standing]) -> list[str]:
     """Return how often the runs went through the data, where one of them went through all of it."""
     num_samples = context.study.facts.num_train_samples
-    budgets = {one.trials[0].config.effective_batch_size: one.trials[0].config.sample_budget for one in ranking}
+    budgets = {one.config.effective_batch_size: one.config.sample_budget for one in ranking}
     passes = {
         batch: budget / num_samples for batch, budget in budgets.items() if num_samples and budget >= 1.1 * num_samples
     }
@@ -143,11 +143,11 @@ def _repeated(context: StageContext[Train], ranking: Sequence[Standing]) -> list
 
 def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str]:
     """Return who leads at equal samples by more than is told apart, where that is another batch than at equal time."""
-    fewest = min(one.trials[0].config.sample_budget for one in ranking)
+    fewest = min(one.config.sample_budget for one in ranking)
     losses = {one.name: loss_at_samples(one.trials, fewest) for one in ranking}
     known = {name: loss for name, loss in losses.items() if loss is not None}
     leader = min(ranking, key=lambda one: known.get(one.name, math.inf))
-    batch, ours = leader.trials[0].config.effective_batch_size, winner.trials[0].config.effective_batch_size
+    batch, ours = leader.config.effective_batch_size, winner.config.effective_batch_size
     if batch == ours or winner.name not in known or alike(known[leader.name], known[winner.name]):
         return []
     return [
@@ -181,7 +181,7 @@ def _gap_text(gap: Gap) -> str:
 
 def _overfitting(winner: Standing) -> list[str]:
     """Return where the best run of the winning batch began to overfit, if it did."""
-    found = overfitting_of(winner.trials[0])
+    found = overfitting_of(winner.first)
     return [f"the best run overfits: {found}"] if found else []
 
 
@@ -245,7 +245,7 @@ def interval(draws: Array) -> tuple[float, float, float]:
 
 
 def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFindings) -> str:
-    first, trials = winner.trials[0], context.trials()
+    first, trials = winner.first, context.trials()
     config = first.config
     role = f"; {first.role}" if first.role else ""
     what = (

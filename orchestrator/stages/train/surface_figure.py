@@ -94,7 +94,7 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
         for batch in surface.coordinates.batches
         if batch != chosen.effective_batch_size
     )
-    yours = setting_of(own.trials[0]) if own else chosen
+    yours = setting_of(own.first) if own else chosen
     told = f"learning rate {chosen.learning_rate:.3g}; P(best) of its batch {p_best[chosen.effective_batch_size]:.2f}"
     choice = Mark(chosen.effective_batch_size, 0.0, "recommended", "chosen", told=told)
     its_own = mark(yours.effective_batch_size, surface.at(yours), f"learning rate {yours.learning_rate:.3g}")
@@ -138,7 +138,7 @@ def _runs(context: StageContext[Train], surface: Surface, observed: Sequence[Obs
     """Return the runs that came to something; the chosen one is ringed, and one that was cut tells its own last loss, too."""
     cut = {setting_of(trial): trial.how_it_ended_at for trial in full_runs(context.study) if trial.state.ruled_out}
     chosen, standing = _chosen(context, surface), choice_of(context, surface).own
-    own = setting_of(standing.trials[0]) if standing else None
+    own = setting_of(standing.first) if standing else None
     marks = []
     for one in observed:
         setting = Setting(one.effective_batch_size, one.learning_rate)
