@@ -20,7 +20,7 @@ from batchscout.orchestrator.units import shortened
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.notices import Notice, NoticeKind
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 def _now() -> float:
@@ -54,7 +54,7 @@ class _Event(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
 
-    version: Literal[3] = FORMAT_VERSION
+    version: Literal[4] = FORMAT_VERSION
     time: float = Field(default_factory=_now)
 
 

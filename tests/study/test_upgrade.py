@@ -35,7 +35,7 @@ def test_a_study_that_an_earlier_version_began_is_refused_with_both_formats_and_
     before = (run_dir / "journal.jsonl").read_bytes()
     config = batchscout.load(run_dir).config
     said = (
-        r"journal\.jsonl has journal format 1, and this batchscout goes on with format 3 alone; .* choose another --dir"
+        r"journal\.jsonl has journal format 1, and this batchscout goes on with format 4 alone; .* choose another --dir"
     )
     for begin in (
         lambda: Journal(run_dir / "journal.jsonl", config.name),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,17 +28,18 @@ FEWEST = 32
 def look_through(
     samples: SampleSet,
     name: str,
-    count: int,
+    indices: Sequence[int],
     loss_of: Callable[[Any], float],
     check: Callable[[Any, str], object],
 ) -> None:
     """Raise DataFault for the first sample found that no run can train on, or be judged by.
 
-    name: `training` or `validation`. count: how many of the first samples a run looks at. loss_of: returns the loss of a batch. check: raises
+    name: `training` or `validation`. indices: of the samples that a run looks at. loss_of: returns the loss of a batch. check: raises
     DataFault where a batch has what the model knows nothing of, and is told whose it is.
     """
     ends = time.monotonic() + SECONDS
-    for index in spread(min(len(samples), count)):
+    for place in spread(len(indices)):
+        index = indices[place]
         what = f"{name} sample {index}"
         try:
             batch = _as_batch(samples, index)
@@ -66,15 +67,15 @@ def look_through(
             break
 
 
-def look_for_targets(samples: SampleSet, name: str, count: int, targets_of: Callable[[Any], float]) -> None:
+def look_for_targets(samples: SampleSet, name: str, indices: Sequence[int], targets_of: Callable[[Any], float]) -> None:
     """Raise DataFault where no sample has a target. targets_of: returns how many targets a batch has.
 
     Two samples are looked at at a time: some losses take no single one. Where there is not time for many, or the set shows only a few, as a
     stream does, nothing is said.
     """
-    ends, number, looked_at = time.monotonic() + SECONDS, min(len(samples), count), 0
-    for index in spread(number):
-        if targets_of(fetch(samples, [index, (index + 1) % number])) > 0:
+    ends, number, looked_at = time.monotonic() + SECONDS, len(indices), 0
+    for place in spread(number):
+        if targets_of(fetch(samples, [indices[place], indices[(place + 1) % number]])) > 0:
             return
         looked_at += 1
         if time.monotonic() > ends:

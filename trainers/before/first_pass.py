@@ -29,6 +29,7 @@ from batchscout.trainers.before.own_process import asked, own_process
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.criteria import CrossEntropyCriterion, MeanLoss
 from batchscout.trainers.data.batches import fetch, move
+from batchscout.trainers.data.order import of_every_part
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, load_data
 from batchscout.trainers.data.workers import named
 from batchscout.trainers.device import cgroup
@@ -321,9 +322,10 @@ def _look_at_samples(
             classes.check(batch[config.loss.targets if isinstance(batch, Mapping) else -1], what)
 
     for name, samples in sets.items():
-        count = config.evaluation_samples if name == "validation" else len(samples)
-        look_through(samples, name, count, loss_of, check_targets)
-        look_for_targets(samples, name, count, targets_of)
+        number = len(samples)
+        indices = of_every_part(number, config.evaluation_samples) if name == "validation" else range(number)
+        look_through(samples, name, indices, loss_of, check_targets)
+        look_for_targets(samples, name, indices, targets_of)
 
 
 def _without_a_loss(config: TrialConfig) -> str:

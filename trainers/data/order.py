@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -40,6 +41,15 @@ def permutation(num_samples: int, seed: int, number_of_pass: int) -> Tensor:
     ).digest()  # seed + pass would repeat other seeds' passes
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
     return torch.randperm(num_samples, generator=generator)
+
+
+def of_every_part(num_samples: int, count: int) -> list[int]:
+    """Return `count` indices, one drawn from each of as many equal parts of a set, always the same ones; all of a smaller set.
+
+    The first samples would not do: where a set is sorted, by its classes or by length, they are all of one kind.
+    """
+    draw, count = random.Random(0), min(count, num_samples)
+    return [draw.randrange(part * num_samples // count, (part + 1) * num_samples // count) for part in range(count)]
 
 
 class InOrder:

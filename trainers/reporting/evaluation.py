@@ -10,7 +10,7 @@ import torch
 
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.feed import feeding
-from batchscout.trainers.data.order import longest
+from batchscout.trainers.data.order import longest, of_every_part
 from batchscout.trainers.data.samples import SampleSet, first_of
 from batchscout.trainers.data.targets import counted_in
 from batchscout.trainers.model.parallel import reshard
@@ -20,11 +20,11 @@ from batchscout.trainers.step.optimizers import evaluating
 
 
 def evaluate(run: Run) -> dict[str, float]:
-    """Return {val_loss, perplexity} over the first `evaluation_samples` validation samples; no perplexity where these are no text."""
+    """Return {val_loss, perplexity} over `evaluation_samples` of the validation samples; no perplexity where these are no text."""
     config = run.config
     val_set = first_of(run.val_set, config.evaluation_samples)
     num_samples = min(config.evaluation_samples, len(val_set))
-    indices = longest(val_set, num_samples) if config.longest_samples else range(num_samples)
+    indices = longest(val_set, num_samples) if config.longest_samples else of_every_part(len(val_set), num_samples)
     loss_sum, num_targets = _loss_and_targets(run, val_set, indices)
     if not num_targets:
         raise ValueError(
