@@ -101,7 +101,7 @@ class KillRules(Strict):
     """This many spikes in a row stop the trial."""
     above_start_factor: Annotated[float, Field(gt=1)] | None = 1.1
     """After warm-up, a trial is stopped if ten losses in a row are more than this many times the highest of its first five
-    steps. null: losses above the first stop no trial."""
+    steps; of a negative one, as far above it. null: losses above the first stop no trial."""
     min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
     """A trial is stopped if its tokens per second are below this share of those of the fastest trial with the same
     effective batch, whatever that one's split and mode; or if it trains slower than this share of the speed that its

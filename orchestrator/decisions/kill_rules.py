@@ -45,11 +45,13 @@ def _judge_start(losses: Sequence[float], num_warmup_steps: int, factor: float |
     if factor is None or len(settled) < _STEPS_ABOVE:
         return None
     highest, lowest = max(losses[:_START_STEPS]), min(settled[-_STEPS_ABOVE:])
-    if lowest <= factor * highest:
+    limit = highest + (factor - 1) * abs(highest)  # a loss may be negative
+    if lowest <= limit:
         return None
     return stop(
         Cause.DIVERGED,
-        f"{_STEPS_ABOVE} losses in a row, {loss_text(lowest)} and more, above {factor:g} x {loss_text(highest)}, the highest of its first {_START_STEPS} steps",
+        f"{_STEPS_ABOVE} losses in a row, {loss_text(lowest)} and more, above {loss_text(limit)}, which is {factor - 1:.0%} "
+        f"above {loss_text(highest)}, the highest of its first {_START_STEPS} steps",
     )
 
 

@@ -259,6 +259,12 @@ def test_rising_above_the_start_after_warm_up_stops_and_rising_during_warm_up_do
     assert stopped_at([5 + step / 20 for step in range(60)], num_warmup_steps=60) is None
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_loss_that_falls_below_zero_goes_on_and_one_that_rises_is_stopped(sign: int) -> None:
+    falling = [-2.0 - sign * step / 250 for step in range(100)]
+    assert (stopped_at(falling, num_warmup_steps=0) is None) == (sign == 1)
+
+
 def test_rules_that_are_turned_off_stop_nothing() -> None:
     losses = [*healthy(1)[:100], 300.0, 310.0, 320.0, *[400.0] * 50]
     assert judge_losses(losses, 0, None, 3, None).action == "go on"

@@ -11,7 +11,7 @@ from batchscout.orchestrator.stages.candidates import Candidate, seeded_where_it
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.next_run import APART, next_run
 from batchscout.orchestrator.stages.estimates.observed import setting_of
-from batchscout.orchestrator.stages.estimates.ranking import ALIKE, Standing, standings
+from batchscout.orchestrator.stages.estimates.ranking import alike, standings
 from batchscout.orchestrator.stages.estimates.speeds import SLOW_RUNS, num_too_slow
 from batchscout.orchestrator.stages.estimates.surface import Setting, Surface
 from batchscout.orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged
@@ -81,14 +81,13 @@ def _lowered(context: StageContext[Train], lineup: Lineup, unheard: Sequence[Set
     if out_of_bounds or any(one.effective_batch_size == rule.effective_batch_size for one in unheard):
         return None
     if all(trial.cause is not Cause.DIVERGED for trial in here if trial.config.learning_rate == lowest):
-        losses = {_rate_of(one): one.val_loss for one in standings(here)}
-        if lowest not in losses or (higher[0] in losses and losses[lowest] > (1 + ALIKE) * losses[higher[0]]):
+        losses = {one.config.learning_rate: one.val_loss for one in standings(here)}
+        before = losses.get(higher[0])
+        if lowest not in losses or (
+            before is not None and losses[lowest] > before and not alike(losses[lowest], before)
+        ):
             return None
     return replace(rule, learning_rate=lowest / LOWERED_BY)
-
-
-def _rate_of(standing: Standing) -> float:
-    return standing.trials[0].config.learning_rate
 
 
 def _diverged_first(context: StageContext[Train], setting: Setting) -> bool:
