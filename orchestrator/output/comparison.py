@@ -25,8 +25,9 @@ from batchscout.trainers.metrics import metric_of
 ANSWER = (
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "world_size", "effective_batch_size",
     "activation_checkpointing", "compile",
-    "precision", "cross_entropy", "memory_knobs", "learning_rate", "warmup_samples", "sample_budget", "ramp", "model_changes", "p_best", "regret_time",
+    "precision", "cross_entropy", "memory_knobs", "learning_rate", "warmup_samples", "sample_budget", "ramp", "model_changes",
 )  # fmt: skip
+SURE = ("p_best", "regret_time")
 MEASURED = ("val_loss", "tokens_per_second", "peak_memory_bytes", "train_seconds", "noise_scale")
 
 
@@ -127,7 +128,12 @@ def _differences(
 def _same_answer(first: Side, second: Side) -> bool | None:
     if first.recommendation is None or second.recommendation is None:
         return None
-    return all(_answers(first).get(key) == _answers(second).get(key) for key in ANSWER[:-2])
+    return not _settings_that_differ(first, second)
+
+
+def _settings_that_differ(first: Side, second: Side) -> list[str]:
+    one, other = _answers(first), _answers(second)
+    return [key for key in {**one, **other} if key not in (*SURE, *MEASURED) and one.get(key) != other.get(key)]
 
 
 def agreement(first: Side, second: Side) -> str:
@@ -136,7 +142,8 @@ def agreement(first: Side, second: Side) -> str:
     if one is None or other is None:
         without = " and ".join(side.label for side in (first, second) if side.recommendation is None)
         return f"There is nothing to compare yet: no recommendation in {without}."
-    if _same_answer(first, second):
+    differ = _settings_that_differ(first, second)
+    if not differ:
         return "Both recommend the same."
     batch = (
         f"the effective batch goes from {one.effective_batch_size} to {other.effective_batch_size}"
@@ -148,8 +155,10 @@ def agreement(first: Side, second: Side) -> str:
         if one.learning_rate != other.learning_rate
         else f"the learning rate stays {one.learning_rate:.3g}"
     )
+    is_one_setting = one.effective_batch_size == other.effective_batch_size and one.learning_rate == other.learning_rate
+    beside = f"; what differs is {', '.join(differ)}" if is_one_setting else ""
     doubt = _doubt_of_batches(one, other) or _doubt_of_rates(first, second, one, other)
-    return f"The answer differs: {batch}, {rate}. {doubt}".strip()
+    return f"The answer differs: {batch}, {rate}{beside}. {doubt}".strip()
 
 
 def _doubt_of_batches(one: Recommendation, other: Recommendation) -> str:
@@ -178,7 +187,11 @@ def _answers(side: Side) -> dict[str, JsonValue]:
     values = side.recommendation.to_json()
     evidence = values["evidence"]
     assert isinstance(evidence, dict)
-    return {key: values.get(key) for key in ANSWER} | {key: evidence.get(key) for key in MEASURED}
+    return {
+        **{key: values.get(key) for key in (*ANSWER, *SURE)},
+        **dict(_flat({key: values.get(key) for key in ("optimizer", "schedule")}, "")),
+        **{key: evidence.get(key) for key in MEASURED},
+    }
 
 
 def _machine(side: Side) -> dict[str, JsonValue]:

@@ -24,6 +24,7 @@ from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.study.events import FactsRead
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
+from batchscout.trainers.config import Schedule
 from tests.support.example_study import example_config, example_recommendation, example_study, tell
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "quickstart"
@@ -47,6 +48,17 @@ def test_what_the_answer_changed_to_is_said_with_both_numbers() -> None:
     changed = replace(example_recommendation(), learning_rate=1.2e-3)
     said = agreement(side("a", example_recommendation()), side("b", changed))
     assert said == "The answer differs: the effective batch stays 32, the learning rate goes from 0.0006 to 0.0012."
+
+
+def test_another_optimizer_or_schedule_is_another_answer() -> None:
+    same = example_recommendation()
+    for changed, key in (
+        (replace(same, optimizer=same.optimizer.model_copy(update={"weight_decay": 0.3})), "optimizer.weight_decay"),
+        (replace(same, schedule=Schedule(type="cosine")), "schedule.type"),
+    ):
+        found = compared(side("a", same), side("b", changed))
+        assert (found.same_answer, key in {one.key for one in found.answers}) == (False, True)
+        assert f"; what differs is {key}" in found.agreement
 
 
 def test_a_change_that_neither_study_could_decide_is_no_finding() -> None:
