@@ -10,7 +10,7 @@ from enum import StrEnum
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.caveats import caveats_of, not_carried, worth_a_longer_run
 from batchscout.orchestrator.output.deciding import ToDecide, longer_runs, to_decide
-from batchscout.orchestrator.output.known import Known, known_of
+from batchscout.orchestrator.output.known import Known, baseline_run, known_of, not_run
 from batchscout.orchestrator.output.verdict import open_text, saved_text, settings_text, wasted_text
 from batchscout.orchestrator.stages import change_of, stage_of
 from batchscout.orchestrator.stages.horizons import nearest_run
@@ -159,7 +159,13 @@ def _how_well_compared(config: StudyConfig, study: Study, known: Known | None) -
     if known.is_decided:
         return Badge.DECIDED, f"nothing else that was compared is likely to save {config.useful_gain:.0%}; {wasted}"
     if known.keeps_own and not is_open:
-        return Badge.KEEP_YOURS, f"nothing else is shown to save {config.useful_gain:.0%}; {wasted}"
+        saves = f"nothing else is shown to save {config.useful_gain:.0%}; {wasted}"
+        if own := not_run(config, baseline_run(study)):
+            return (
+                Badge.UNDETERMINED,
+                f"your own effective batch {own} was not run; against the nearest that was, {saves}",
+            )
+        return Badge.KEEP_YOURS, saves
     return Badge.UNDETERMINED, "; ".join(filter(None, [open_text(config, known), wasted]))
 
 

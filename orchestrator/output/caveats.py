@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.known import baseline_run, known_of
+from batchscout.orchestrator.output.known import baseline_run, known_of, not_run
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.context import disturbance_in
@@ -62,6 +62,11 @@ def warnings_of(config: StudyConfig, study: Study, nearest: Trial, trial: TrialC
 
 def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[str]:
     warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
+    baseline = baseline_run(study)
+    if baseline is not None and (own := not_run(config, baseline)):
+        warnings.append(
+            f"your own effective batch {own} was not run; what is told is against {baseline.config.effective_batch_size}, the nearest that was"
+        )
     if died := lane_deaths_text(study):
         warnings.append(died)
     if flat := _hardly_trains(config, study):

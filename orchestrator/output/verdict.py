@@ -16,7 +16,7 @@ from batchscout.orchestrator.output.caveats import (
     worth_a_longer_run,
 )
 from batchscout.orchestrator.output.deciding import to_decide
-from batchscout.orchestrator.output.known import Known, baseline_run, known_of, undecided_between
+from batchscout.orchestrator.output.known import Known, baseline_run, known_of, undecided_between, whose
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages import change_of
@@ -151,7 +151,7 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     baseline, known = baseline_run(study), known_of(config, study, winner)
     if baseline is None:
         sure = _sure(config, known) if known else ""
-        return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(study)}{sure}"
+        return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(config, study)}{sure}"
     theirs = _standing(study, baseline, target)
     if known is not None:
         return _against_own(config, study, winner, known)
@@ -163,7 +163,7 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
             else "no batch that was tried is better than yours"
         )
         return f"{alone}{its_rate}"
-    return f"{_against(ours, theirs, target)}{_cost(config, ours, theirs)}"
+    return f"{_against(config, ours, theirs, target)}{_cost(config, ours, theirs)}"
 
 
 def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: HorizonsFindings) -> str:
@@ -172,15 +172,15 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     assert known, "it was carried to that length"
     length = f"for the real run of {number_text(real.samples)} samples, {number_text(real.samples / config.sample_budget)} x this study's, "
     if known.keeps_own:
-        saved = f"your own setting stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}; it ends at"
+        saved = f"{whose(config, baseline)} stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}; it ends at"
     elif known.time and baseline:
         saved = f"it reaches {_share_text(config, known.time)}{_parts_text(known.time, real.effective_batch_size, baseline)}; it ends at"
     else:
         saved = "it ends at"
     ours = _standing(study, winner, None)
-    against = _how_the_baseline_ended(study) if baseline is None else ""
+    against = _how_the_baseline_ended(config, study) if baseline is None else ""
     if baseline and baseline is not winner:
-        against = f" against {loss_text(_standing(study, baseline, None).val_loss)} with your own setting"
+        against = f" against {loss_text(_standing(study, baseline, None).val_loss)} with {whose(config, baseline)}"
     own, ends = winner.config, (real.val_loss, real.val_loss_low, real.val_loss_high)
     middle, low, high = map(loss_text, ends)
     return (
@@ -199,7 +199,7 @@ def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known)
         is_good = known.regret_time <= config.useful_gain and len(known.p_best) > 1
         so = ", so the batch is not your bottleneck" if is_good else ""
         return (
-            f"your own setting stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}{so}; it "
+            f"{whose(config, baseline)} stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}{so}; it "
             f"{_ending(ours, target)}{_sure(config, known)}"
         )
     batch = winner.config.effective_batch_size
@@ -208,7 +208,7 @@ def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known)
         if known.time
         else ""
     )
-    return f"{_against(ours, theirs, target)}{_cost(config, ours, theirs)}{saved}{_sure(config, known)}"
+    return f"{_against(config, ours, theirs, target)}{_cost(config, ours, theirs)}{saved}{_sure(config, known)}"
 
 
 def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
@@ -218,16 +218,18 @@ def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
         told = _against_source(config, study, winner, change)
         return f"{told}; of that one: {saved_text(config, study, study.trials[change.source])}"
     if (known and known.keeps_own) or (baseline and baseline.candidate == winner.candidate):
-        return "nothing: it is your own setting"
+        return f"nothing: it is {whose(config, baseline)}"
     if known and known.time and baseline:
         batch = real.effective_batch_size if real else winner.config.effective_batch_size
         of_what = f"of a run of {number_text(real.samples)} samples with" if real else "of"
-        return f"{_share_text(config, known.time)} {of_what} {_own_text(baseline)}{_parts_text(known.time, batch, baseline)}"
+        return f"{_share_text(config, known.time)} {of_what} {_own_text(config, baseline)}{_parts_text(known.time, batch, baseline)}"
     ours = _standing(study, winner, config.target_loss)
     if baseline is None:
-        return f"not known: it {_ending(ours, config.target_loss)}{_how_the_baseline_ended(study)}"
+        return f"not known: it {_ending(ours, config.target_loss)}{_how_the_baseline_ended(config, study)}"
     theirs = _standing(study, baseline, config.target_loss)
-    return f"not known in training time: {_against(ours, theirs, config.target_loss)}{_cost(config, ours, theirs)}"
+    return (
+        f"not known in training time: {_against(config, ours, theirs, config.target_loss)}{_cost(config, ours, theirs)}"
+    )
 
 
 def _share_text(config: StudyConfig, time: TimeGain) -> str:
@@ -263,16 +265,16 @@ def _against_source(config: StudyConfig, study: Study, winner: Trial, change: Ch
     return f"it {_ending(ours, target)}, the same run {same} {_ending(theirs, target)}{cost}, which is more than seeds vary"
 
 
-def _against(ours: Standing, theirs: Standing, target_loss: float | None) -> str:
-    own = _own_text(theirs.trials[0])
+def _against(config: StudyConfig, ours: Standing, theirs: Standing, target_loss: float | None) -> str:
+    own = _own_text(config, theirs.first)
     if target_loss is None:
         return f"val loss {loss_text(ours.val_loss)} against {loss_text(theirs.val_loss)} with {own}"
     return f"it {_ending(ours, target_loss)}, {own} {_ending(theirs, target_loss)}"
 
 
-def _own_text(own: Trial) -> str:
-    config = own.config
-    return f"your own setting (effective batch {config.effective_batch_size}, learning rate {config.learning_rate:.3g})"
+def _own_text(config: StudyConfig, own: Trial) -> str:
+    batch, rate = own.config.effective_batch_size, own.config.learning_rate
+    return f"{whose(config, own)} (effective batch {batch}, learning rate {rate:.3g})"
 
 
 def _standing(study: Study, trial: Trial, target_loss: float | None) -> Standing:
@@ -323,12 +325,12 @@ def _training_seconds(standing: Standing) -> list[float]:
     return [seconds for trial in standing.trials if (seconds := trial.metric("train_seconds"))]
 
 
-def _how_the_baseline_ended(study: Study) -> str:
+def _how_the_baseline_ended(config: StudyConfig, study: Study) -> str:
     """Return that the user's own batch and learning rate did not train to their end; nothing where they were not tried."""
     baseline = next((trial for trial in reversed(study.trials.values()) if trial.protected), None)
     if baseline is None:
         return ""
-    return f"; {_own_text(baseline)} {_ended(baseline)}"
+    return f"; {_own_text(config, baseline)} {_ended(baseline)}"
 
 
 def _ended(trial: Trial) -> str:

@@ -64,7 +64,7 @@ def recommended(
     found: what else it found; by default that the choice wastes 1.2 % and the winner saves time, or is the user's own. tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found.
     """
     stages = [{"type": "train", "max_runs": len(runs)}, *([{"type": "learning_rate"}] if tuned else [])]
-    config = example_config(**({"stages": stages} | changes))
+    config = example_config(**({"stages": stages, "batch": {"micro_batch_size": 8}} | changes))
     study = Study(config.name, facts=facts or Facts())
     for findings in earlier:
         conclude(study, findings, "")
@@ -94,7 +94,9 @@ def recommended(
 def add(
     study: Study, config: Any, trial_id: str, run: Run, role: str = "", state: TrialState = TrialState.COMPLETE
 ) -> None:
-    add_trial(study, config, trial_id, role, micro_batch_size=run.batch, learning_rate=6e-4)
+    add_trial(
+        study, config, trial_id, role, micro_batch_size=run.batch, gradient_accumulation_steps=1, learning_rate=6e-4
+    )
     for seconds, loss in run.curve:
         tell(
             study,
@@ -286,7 +288,7 @@ def test_a_study_of_an_earlier_version_claims_no_more_than_it_knew() -> None:
 
 
 def test_the_losses_are_the_means_of_the_seeds() -> None:
-    config = example_config(stages=[{"type": "train"}], seeds=[0, 1])
+    config = example_config(stages=[{"type": "train"}], seeds=[0, 1], batch={"micro_batch_size": 8})
     study = Study(config.name)
     for batch, losses in ((8, (3.5, 3.7)), (32, (3.2, 3.4))):
         for seed, loss in enumerate(losses):
@@ -546,6 +548,19 @@ def test_batch_and_rate_that_stay_in_a_faster_form_are_something_to_change() -> 
     assert lines["Next"] == "batchscout export runs/mine"
 
 
+def test_the_nearest_to_the_users_batch_that_was_run_is_not_called_their_own() -> None:
+    kept = five_lines(recommended(*CLOSE, winner=8, batch={"micro_batch_size": 16}))
+    assert kept["Verdict"].startswith("undetermined: your own effective batch 16 was not run; ")
+    assert kept["Gain"] == "nothing: it is the setting nearest to yours"
+    assert kept["Next"].startswith("batchscout export"), "it may be better than theirs"
+    other = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98), batch={"micro_batch_size": 16})
+    assert (
+        other.answer.caveats[0]
+        == "your own effective batch 16 was not run; what is told is against 8, the nearest that was"
+    )
+    assert "of the setting nearest to yours (effective batch 8, learning rate 0.0006)" in other.answer.gain
+
+
 def test_nothing_is_decided_while_a_stage_that_chooses_is_to_come_or_for_another_length_than_was_asked_for() -> None:
     good = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
     unfinished = recommended(*good, stages=[{"type": "train", "max_runs": 2}, {"type": "learning_rate"}])
@@ -596,7 +611,7 @@ def of_a_curve(
     **changes: Any,
 ) -> Recommendation:
     """curve: (samples, validation loss, training loss) at each evaluation."""
-    config = example_config(stages=[{"type": "train"}], **changes)
+    config = example_config(**{"stages": [{"type": "train"}], "batch": {"micro_batch_size": 8}, **changes})
     study = Study(config.name)
     tell(study, FactsRead(facts=Facts(num_train_samples=num_samples)))
     add_trial(study, config, "train-m8k1", "baseline", micro_batch_size=8, learning_rate=6e-4)
