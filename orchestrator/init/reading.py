@@ -19,6 +19,8 @@ class Call:
     line: int
     keywords: Mapping[str, Constant]
     """Those arguments that are plain numbers or words."""
+    others: tuple[str, ...] = ()
+    """The names of further ones."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,18 @@ class _Names:
     def calls(self, tree: ast.AST) -> Iterator[Call]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and (name := self.of(node.func)):
-                plain = {
-                    one.arg: one.value.value for one in node.keywords if one.arg and isinstance(one.value, ast.Constant)
-                }
-                yield Call(
-                    name, node.lineno, {key: value for key, value in plain.items() if isinstance(value, Constant)}
-                )
+                values = {one.arg: _constant(one.value) for one in node.keywords if one.arg}
+                plain = {key: value for key, value in values.items() if value is not None}
+                yield Call(name, node.lineno, plain, tuple(key for key in values if key not in plain))
+
+
+def _constant(node: ast.expr) -> Constant | None:
+    """Return a plain number or word, with its sign; None of anything else."""
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return value if isinstance(value, Constant) else None
 
 
 def _imported(tree: ast.Module, module: str, *, is_package: bool) -> dict[str, str]:

@@ -43,6 +43,10 @@ class LossFound:
     why: str
     targets: str = "labels"
     """The key of the targets, where a batch is a dictionary."""
+    ignore_index: int | None = None
+    """What it is called with, if that is not torch's own."""
+    unlike: tuple[str, ...] = ()
+    """Arguments that it is called with and that the key `loss` does not have."""
 
 
 @dataclass(frozen=True)
@@ -226,9 +230,17 @@ def _loss_of(project: Project, model: tuple[Module, Class | Function] | None) ->
     for module in project.modules:
         for call in module.calls:
             if found := _loss_type(call):
-                return LossFound(
-                    found, f"{module.path.name}, line {call.line} calls {call.name.rpartition('.')[2]}", targets
+                where = f"{module.path.name}, line {call.line} calls {call.name.rpartition('.')[2]}"
+                ignored = call.keywords.get("ignore_index")
+                known = (
+                    {"input", "target", "reduction"}
+                    if call.keywords.get("reduction") == "mean"
+                    else {"input", "target"}
                 )
+                if isinstance(ignored, int):
+                    known.add("ignore_index")
+                unlike = tuple(name for name in (*call.keywords, *call.others) if name not in known)
+                return LossFound(found, where, targets, ignored if isinstance(ignored, int) else None, unlike)
     return LossFound("cross_entropy", "no call of a loss was found; cross_entropy takes logits and classes", targets)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -118,6 +118,9 @@ class Script:
     args: tuple[str, ...]
     flags: dict[str, str]
     """Its own, by the key that they set: learning_rate, micro_batch_size, gradient_accumulation_steps, steps."""
+    factors: dict[str, float] = field(default_factory=dict)
+    """By the flag, what it is of the learning rate of the first parameter group, or of the run's steps, where it counts those of a part of
+    the schedule."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -286,7 +289,7 @@ def _script(config: StudyConfig) -> Script | None:
     if config.model.target != SCRIPT:
         return None
     told = config.model.kwargs
-    return Script(told["script"], tuple(told.get("args", ())), told.get("flags", {}))
+    return Script(told["script"], tuple(told.get("args", ())), told.get("flags", {}), told.get("factors", {}))
 
 
 def _unusual_cross_entropy(trial: TrialConfig) -> CrossEntropy | None:

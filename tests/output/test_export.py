@@ -27,7 +27,7 @@ from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.output.exports import export
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import Schedule, TrialConfig
-from batchscout.trainers.sources.settings import GROUPS
+from batchscout.trainers.sources.settings import GROUPS, OwnRun
 from batchscout.trainers.step.learning_rate import learning_rate_of_step
 from tests.support.every import for_every
 from tests.support.example_study import ANSWER, example_recommendation
@@ -889,3 +889,33 @@ def test_a_script_is_given_back_its_own_command() -> None:
     assert module.splitlines()[-1].startswith("python -m my.train ")
     with pytest.raises(ValueError, match="not of a script"):
         export(recommendation(), "script")
+
+
+def test_a_scripts_command_keeps_its_schedule_and_names_what_the_study_had_otherwise() -> None:
+    own = OwnRun(
+        "script", 40_000, 8, in_steps=True, schedule=Schedule(type="cosine"),
+        arguments={"optimizer": {"type": "adamw", "betas": [0.9, 0.999], "weight_decay": 0.1}, "precision": "float32"},
+    )  # fmt: skip
+    script: dict[str, JsonValue] = {
+        "script": "train.py",
+        "args": ["--lr", "1e-3", "--steps", "5000", "--lr_decay_iters", "5000", "--warmup_iters", "500"],
+        "flags": {"learning_rate": "--lr", "steps": "--steps"},
+        "factors": {"--lr": 10.0, "--lr_decay_iters": 1.0, "--warmup_iters": 0.1},
+    }
+    keys: dict[str, JsonValue] = {
+        "world_size": 2, "micro_batch_size": 8, "gradient_accumulation_steps": 1, "effective_batch_size": 16, "precision": "bfloat16",
+        "schedule": {"type": "cosine"}, "warmup_samples": 0, "learning_rate": 2e-4,
+    }  # fmt: skip
+    found = replace(recommendation(script=script, **keys), own_run=own, real_run=None)
+    *notes, command = export(found, "script").splitlines()
+    assert (
+        command
+        == "torchrun --nproc_per_node=2 train.py --lr 0.002 --steps 2500 --lr_decay_iters 2500 --warmup_iters 250"
+    )
+    for said in (
+        "is that of the first parameter group",
+        "betas of the optimizer: (0.9, 0.",
+        "precision: bfloat16, where the script has float32",
+    ):
+        assert any(said in note for note in notes), said
+    assert not any("weight_decay of" in note or "schedule was" in note for note in notes), "what is as it was"

@@ -58,7 +58,7 @@ def arguments_of(r: Recommendation, library: Library) -> dict[str, JsonValue]:
         "per_device_train_batch_size": r.micro_batch_size,
         "gradient_accumulation_steps": r.gradient_accumulation_steps,
         **_length(r, own),
-        "learning_rate": r.learning_rate,
+        **_learning_rate(r, own),
         **_schedule(r, own),
         **_optimizer(r.optimizer, own),
         **({"bf16": True} if r.precision == "bfloat16" else {}),
@@ -86,6 +86,14 @@ def own_arguments(r: Recommendation, library: Library) -> dict[str, JsonValue]:
     return r.own_run.arguments if r.own_run and r.own_run.library == library else {}
 
 
+def _learning_rate(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the rate, of which the first group that the Trainer makes may have a share; none where it is given its optimizer."""
+    factor = r.own_run.rate_factor if own and r.own_run else 1.0
+    if factor is None:
+        return {}
+    return {"learning_rate": r.learning_rate if abs(factor - 1) < 1e-6 else float(f"{r.learning_rate * factor:.6g}")}
+
+
 def _length(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the length of the run: in epochs where the Trainer says it so and nothing was carried to another length."""
     if r.real_run is None and "num_train_epochs" in own:
@@ -109,6 +117,16 @@ def arguments_notes(recommendation: Recommendation, target: str, library: Librar
     if own and recommendation.own_run and recommendation.own_run.not_plain:
         notes.append(
             f"{', '.join(recommendation.own_run.not_plain)}: add yours, whose values cannot be written as text"
+        )
+    factor = recommendation.own_run.rate_factor if own and recommendation.own_run else 1.0
+    if factor is None:
+        notes.append(
+            f"your Trainer is given its optimizer, which {target} do not change: give its first parameter group the learning rate "
+            f"{recommendation.learning_rate:.6g}, and the others as many times theirs"
+        )
+    elif abs(factor - 1) > 1e-6:
+        notes.append(
+            f"the learning rate {recommendation.learning_rate:.6g} is that of your first parameter group, which has learning_rate / {factor:.4g}"
         )
     notes += checkpointing_note(recommendation, target, "gradient_checkpointing=True is full: slower, and less memory")
     if not _keeps_schedule(recommendation, own):

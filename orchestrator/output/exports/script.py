@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from batchscout.orchestrator.output.exports.counted import max_steps, warmup_steps
+from batchscout.orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
 from batchscout.orchestrator.output.exports.notes import comments, header_of, text_of, without_ramp
 from batchscout.orchestrator.output.recommendation import Recommendation, Script
 from batchscout.trainers.sources.watch.flags import with_values
@@ -20,25 +20,35 @@ def written(recommendation: Recommendation) -> str:
     r, lost = without_ramp(recommendation, "a command")
     script = recommendation.script
     numbers = {
-        "learning_rate": f"{r.learning_rate:.4g}",
-        "micro_batch_size": str(r.micro_batch_size),
-        "gradient_accumulation_steps": str(r.gradient_accumulation_steps),
-        "steps": str(max_steps(r)),
+        "learning_rate": r.learning_rate,
+        "micro_batch_size": r.micro_batch_size,
+        "gradient_accumulation_steps": r.gradient_accumulation_steps,
+        "steps": max_steps(r),
     }
-    values = {script.flags[key]: value for key, value in numbers.items() if key in script.flags}
-    command = [*_python(script), *with_values(script.args, values)]
+    values = {
+        script.flags[key]: f"{value:.4g}" if isinstance(value, float) else str(value)
+        for key, value in numbers.items()
+        if key in script.flags
+    }
+    for flag, factor in script.factors.items():
+        is_rate = flag == script.flags.get("learning_rate")
+        values[flag] = f"{factor * r.learning_rate:.4g}" if is_rate else str(max(1, round(factor * max_steps(r))))
+    command = [*_python(r, script), *with_values(script.args, values)]
     return text_of([*comments([*header_of(r), *lost, *_by_hand(r, script)]), shlex.join(command)])
 
 
-def _python(script: Script) -> list[str]:
-    return ["python", script.script] if script.script.endswith(".py") else ["python", "-m", script.script]
+def _python(r: Recommendation, script: Script) -> list[str]:
+    what = [script.script] if script.script.endswith(".py") else ["-m", script.script]
+    return ["torchrun", f"--nproc_per_node={r.world_size}", *what] if r.world_size > 1 else ["python", *what]
 
 
 def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
-    """Yield what is to be changed in the script itself."""
+    """Yield what is to be changed in the script itself, and what the study had otherwise than it."""
     name = script.script
+    if script.factors.get(script.flags.get("learning_rate", ""), 1.0) != 1.0:
+        yield f"the learning rate {r.learning_rate:.4g} is that of the first parameter group: the flag sets that of another"
     if "learning_rate" not in script.flags:
-        yield f"{name} has no flag for its learning rate: set it to {r.learning_rate:.4g}"
+        yield f"{name} has no flag for its learning rate: set that of its first parameter group to {r.learning_rate:.4g}, and others as many times theirs"
     if "micro_batch_size" not in script.flags:
         yield f"{name} has no flag for its batch: give its DataLoader batch_size={r.micro_batch_size}"
     if r.gradient_accumulation_steps > 1 and "gradient_accumulation_steps" not in script.flags:
@@ -46,9 +56,48 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
             f"{name} has no flag for accumulation: step the optimizer after every {r.gradient_accumulation_steps} micro-batches, with each "
             f"loss divided by {r.gradient_accumulation_steps}"
         )
-    if r.warmup_samples:
-        yield f"the study warmed up over {warmup_steps(r)} steps"
+    yield from _length(r, script)
+    yield from _of_recipe(r)
     if r.activation_checkpointing != "none":
         yield f"activation checkpointing ({r.activation_checkpointing}): wrap the blocks of the model in torch.utils.checkpoint"
     if r.compile:
         yield "compile: call model.compile() before training"
+    if r.parallel != "ddp":
+        yield f"the study's ranks were parallel by {r.parallel}"
+
+
+def _length(r: Recommendation, script: Script) -> Iterator[str]:
+    """Yield what counts steps in the script and has no flag: the number of steps itself, and the parts of its schedule."""
+    own = r.own_run
+    if own is None or own.samples is None or not own.in_steps:
+        return
+    before, after = own.samples / own.samples_per_step, max_steps(r)
+    if abs(after / before - 1) < 0.01:
+        return
+    if "steps" not in script.flags:
+        yield f"{script.script} has no flag for its number of steps: {before:.0f} become {after}"
+    counts = [flag.rstrip("=") for flag in script.factors if flag != script.flags.get("learning_rate")]
+    if own.schedule is None or own.schedule.type != "constant":
+        others = (
+            f"what else counts steps of its schedule than {', '.join(counts)}"
+            if counts
+            else "what counts steps of its schedule"
+        )
+        yield f"{others}, such as a warm-up or a decay, becomes {after / before:.3g} times as long"
+
+
+def _of_recipe(r: Recommendation) -> Iterator[str]:
+    """Yield what the study trained with otherwise than the script does."""
+    own_run = r.own_run
+    own = own_run.arguments if own_run and own_run.library == "script" else {}
+    if r.warmup_samples or (own_run and own_run.schedule != r.schedule):
+        decay = f", and went down over the last {decay_steps(r)}" if decay_steps(r) else ""
+        why = "; how the script's own rate goes on could not be known" if own_run and own_run.schedule is None else ""
+        yield f"the study's schedule was {r.schedule.type}: it warmed up over {warmup_steps(r)} steps{decay}{why}"
+    optimizer = own.get("optimizer", {})
+    for key in ("type", "target", "betas", "eps", "weight_decay", "max_gradient_norm", "kwargs"):
+        before, after = optimizer.get(key), getattr(r.optimizer, key)
+        if key in optimizer and before != (list(after) if isinstance(after, tuple) else after):
+            yield f"{key} of the optimizer: {after}, where the script has {before}"
+    if own and own["precision"] != r.precision:
+        yield f"precision: {r.precision}, where the script has {own['precision']}"
