@@ -53,6 +53,11 @@ class Subject:
                 f"find lacks {', '.join(missing)}; give model, train and val, or lightning=make, transformers=make_trainer, or "
                 'script="train.py"'
             )
+        if self.command is not None and self.command.num_processes > 1:
+            raise ValueError(
+                f"find has script={self.script!r}, which starts {self.command.num_processes} processes, and how large their batch is is known "
+                f"when it was watched alone; type batchscout init {self.script}, which writes a study file with both, and run that"
+            )
         if self.script is not None and self.command is None:
             raise ValueError(
                 f"find has script={self.script!r}, which names no script; give its command line, such as 'train.py --lr 1e-3'"

@@ -289,7 +289,7 @@ def check_new_study(config: StudyConfig, *, is_local: bool, compiles: bool, say:
         pass_seconds=found.seconds if is_local else None,
         blocks_differ_again=found.differs_again,
         contents=contents,
-        own_run=found.own_run,
+        own_run=found.own_run and found.own_run.with_steps_of(config.optimizer.reference_batch_size),
     )
     _check_blocks(config, facts)
     _check_single_samples(config, facts)

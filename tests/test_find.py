@@ -49,6 +49,12 @@ def subject(**changes: Any) -> Subject:
     )
 
 
+def test_a_script_that_several_processes_train_is_refused_with_the_command_that_takes_it() -> None:
+    command = "torchrun --nproc_per_node 4 train.py"
+    with pytest.raises(ValueError, match=rf"starts 4 processes.* type batchscout init {command}"):
+        Subject(script=command)
+
+
 def begun(where: Path, of: Subject) -> None:
     """Leave a study there that has a trial."""
     kwargs = objects.kept_as(of.handed(), where)

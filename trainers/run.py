@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from batchscout.trainers.checkpoints.checkpoint import random_state, set_random_state
 from batchscout.trainers.checkpoints.made_with import made_with
@@ -24,25 +23,22 @@ from batchscout.trainers.data.order import InOrder, LongestFirst, SampleOrder, l
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, load_data, num_samples
 from batchscout.trainers.data.streams import Place, Stream
 from batchscout.trainers.knobs import check_machine, with_settings
-from batchscout.trainers.model.activation_checkpointing import apply_to_blocks
 from batchscout.trainers.model.contract import check_first_loss
 from batchscout.trainers.model.equivalence import Weights, weights_of
 from batchscout.trainers.model.frozen import frozen_digest
-from batchscout.trainers.model.knobs import head_if_wanted, on_device, with_knobs
-from batchscout.trainers.model.losses import LossFunction, autocasting
-from batchscout.trainers.model.models import initial_module, switch_off_dropout, with_synced_batch_norm
-from batchscout.trainers.model.parallel import distribute, leaves_of, load_state, load_trained, state_of
-from batchscout.trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN, MicroGradientNorms
+from batchscout.trainers.model.knobs import head_if_wanted
+from batchscout.trainers.model.models import initial_module, with_synced_batch_norm
+from batchscout.trainers.model.parallel import load_state, load_trained, state_of
+from batchscout.trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN
 from batchscout.trainers.noise.step_statistics import read_step
 from batchscout.trainers.report import Known
 from batchscout.trainers.speed.flops import work_of
 from batchscout.trainers.speed.meter import Meter, TokenCount
 from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS
-from batchscout.trainers.step.accumulation import accumulate_gradient, over_all_ranks
+from batchscout.trainers.step.accumulation import over_all_ranks
+from batchscout.trainers.step.learner import Learner
 from batchscout.trainers.step.learning_rate import learning_rate_of_step
-from batchscout.trainers.step.optimizers import build_optimizer, set_learning_rate
-from batchscout.trainers.step.update import update
-from batchscout.trainers.step.weight_average import WeightAverage
+from batchscout.trainers.step.optimizers import set_learning_rate
 from batchscout.trainers.step_log import Step
 
 # The device is read once per so many steps, and what costs passes over the parameters is looked at in the last of them;
@@ -52,8 +48,8 @@ PLANS_KEPT = 64
 """Steps whose plans are remembered: a step's is made when its first batch is fetched ahead, and looked at again when it is taken."""
 
 
-class Run:
-    """A model, its optimizer and its place in the data. `step()` moves them; nothing reads the device until
+class Run(Learner):
+    """A model, its optimizer and their place in the data. `step()` moves them; nothing reads the device until
     `read()`."""
 
     def __init__(self, config: TrialConfig, device: torch.device, compile_seconds: float = 0.0) -> None:
@@ -64,18 +60,21 @@ class Run:
         self.rank = _rank_of(config.world_size)
         self.meter = Meter(config, device, compile_seconds)
         self._open_data()
-        loss = self._build_model()
-        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(self.module, config)
-        half_life = config.ema_half_life_samples
-        self.average = WeightAverage(self.parameters, half_life) if half_life else None
-        # The targets of one micro-batch at most. Divided by them, even a summed loss stays within float16's range.
+        module = initial_module(config, self.train_set)
+        self.frozen_digest = frozen_digest(module, config)
+        self.work = work_of(config, module, self.first_samples)
+        if config.sync_batch_norm and config.world_size > 1:
+            module = with_synced_batch_norm(module, device)
         lengths = getattr(self.train_set, "lengths", None)
         longest = getattr(self.train_set, "seq_len", 1) if lengths is None else max(map(int, lengths))
-        self.nominal_targets = config.micro_batch_size * longest
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
-        self.loss_function = autocasting(on_device(loss, self.module, config), config, device)
-        self.norms = MicroGradientNorms(leaves_of(self.module), config.world_size) if config.statistics else None
+        super().__init__(
+            config,
+            module,
+            device,
+            head_name=head_if_wanted(config, self.first_samples),
+            nominal_targets=config.micro_batch_size * longest,
+            lengths_differ=lengths is not None or bool(config.long_samples),
+        )
         self.num_steps = self.samples_seen = 0
         self.evaluated_at: list[int] = []
         """The sample counts of the evaluations that were reported and answered."""
@@ -94,20 +93,6 @@ class Run:
         workers = workers_of(config.data.workers, self.train_set)
         self.feed = Feed(self.train_set, self._asked_from, workers, self.device, config.seed)
 
-    def _build_model(self) -> LossFunction:
-        """Build the module, and the model that ranks call; return the loss that belongs to it."""
-        config = self.config
-        self.module = initial_module(config, self.train_set)
-        self.frozen_digest = frozen_digest(self.module, config)
-        self.work = work_of(config, self.module, self.first_samples)
-        self.num_dropouts_off = 0 if config.dropout else switch_off_dropout(self.module)
-        if config.sync_batch_norm and config.world_size > 1:
-            self.module = with_synced_batch_norm(self.module, self.device)
-        loss = with_knobs(self.module, config, head_if_wanted(config, self.first_samples))
-        differ = getattr(self.train_set, "lengths", None) is not None or bool(config.long_samples)
-        self.model = distribute(apply_to_blocks(self.module, config, lengths_differ=differ), config, self.device)
-        return loss
-
     def step(self) -> None:
         """One optimizer update from one effective batch."""
         config, split, first_sample = self.config, self._next_split(), self.samples_seen
@@ -116,14 +101,12 @@ class Run:
         self.meter.begin_step(split.num_micro_batches)
         plan = self.plan_of_step(first_sample, split)
         self._begin_norms(plan)
-        self.optimizer.zero_grad(set_to_none=True)
         learning_rate = learning_rate_of_step(config, first_sample)
         set_learning_rate(self.optimizer, learning_rate)
-        loss_sum, num_targets = over_all_ranks(*self._accumulate(first_sample, plan))
+        sums = self.accumulate(self._micro_batches(first_sample, plan), len(plan.micro_batches))
+        loss_sum, num_targets = over_all_ranks(*sums)
         factor = self.nominal_targets * config.world_size / num_targets
-        gradient_norm = update(self.parameters, self.optimizer, self.scaler, factor, config.optimizer.max_gradient_norm)
-        if self.average is not None:
-            self.average.update(split.effective_batch_size)
+        gradient_norm = self.update(factor, split.effective_batch_size)
         self.meter.end_of_step(loss_sum, num_targets, gradient_norm, self.norms.take() if self.norms else None)
         if plan.tokens is not None:
             self.meter.tokens.add(plan.tokens)
@@ -154,18 +137,6 @@ class Run:
             return self.norms.rest()
         ends_interval = self.num_steps % STEPS_PER_INTERVAL == 0
         self.norms.begin_step(self.num_steps, follow_sum=ends_interval and self._looks_closely())
-
-    def _accumulate(self, first_sample: int, plan: StepPlan) -> tuple[Tensor, Tensor]:
-        """Put the gradient of a step into .grad, scaled and not yet divided; return this rank's (loss_sum,
-        num_targets)."""
-        return accumulate_gradient(
-            self.model,
-            self.loss_function,
-            self._micro_batches(first_sample, plan),
-            num_micro_batches=len(plan.micro_batches),
-            scale=self.scaler.scale(torch.ones((), device=self.device)) / self.nominal_targets,
-            norms=self.norms,
-        )
 
     def _micro_batches(self, first_sample: int, plan: StepPlan) -> Iterator[Any]:
         for turn in range(len(plan.micro_batches)):

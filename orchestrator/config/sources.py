@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.trainers.before.source import Library, Source, read_source
-from batchscout.trainers.sources.settings import Settings
+from batchscout.trainers.sources.settings import Settings, scaled
 from batchscout.trainers.strict import Strict
 
 LONGEST_BY_DEFAULT: int = StudyConfig.model_fields["sample_budget"].default
@@ -74,8 +74,15 @@ def with_source(tree: Mapping[str, Any], say: Callable[[str], object]) -> dict[s
     said = read_source(source)
     for sentence in (*said.told, *_changed(said, given)):
         say(f"from {source.library} {source.target}: {sentence}")
-    keys = _merged({**said.keys, **_length(said.run_samples)}, given)
+    keys = _merged({**said.keys, **_length(_run_samples(said, given))}, given)
     return {**keys, "batch": given.get("batch") or _own_batch(keys)}
+
+
+def _run_samples(said: Settings, given: Mapping[str, Any]) -> int | None:
+    """Return the samples of the object's own run, whose steps take as many as the study file says."""
+    own = said.keys["optimizer"]["reference_batch_size"]
+    batch = (given.get("optimizer") or {}).get("reference_batch_size", own)
+    return scaled(said.run_samples, said.in_steps, batch / own) if isinstance(batch, int) else said.run_samples
 
 
 def _own_batch(keys: Mapping[str, Any]) -> dict[str, int]:
@@ -97,15 +104,18 @@ def _length(run_samples: int | None) -> dict[str, int]:
 
 def _changed(said: Settings, given: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the study file has otherwise than the object: its length, and the keys that come before the object's own."""
-    budget = given.get("sample_budget") or min(said.run_samples or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
-    if said.run_samples is not None and said.run_samples != budget and given.get("real_run") is None:
+    run_samples, ranks = _run_samples(said, given), given.get("world_size", 1)
+    budget = given.get("sample_budget") or min(run_samples or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
+    if run_samples is not None and run_samples != budget and given.get("real_run") is None:
         yield (
-            f"its run takes {said.run_samples:,} samples, and full runs of the study {budget:,}, with its schedule over that length"
-            + (
-                f"; real_run: {{samples: {said.run_samples}}} carries the answer to its own"
-                if said.run_samples > budget
-                else ""
-            )
+            f"its run takes {run_samples:,} samples, and full runs of the study {budget:,}, with its schedule over that length"
+            + (f"; real_run: {{samples: {run_samples}}} carries the answer to its own" if run_samples > budget else "")
+        )
+    if ranks != 1 and isinstance(ranks, int) and "reference_batch_size" not in (given.get("optimizer") or {}):
+        batch = said.keys["optimizer"]["reference_batch_size"]
+        yield (
+            f"its {batch} samples a step are taken for those of all {ranks} ranks together; where each process of yours takes so many, set "
+            f"optimizer: {{reference_batch_size: {batch * ranks}}}"
         )
     for key, value in given.items():
         own = said.keys.get(key)

@@ -10,7 +10,9 @@ from pathlib import PurePath
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "fabric", "lightning")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _MODULE = ("-m", "--module")
-_PROCESSES = re.compile(r"--(nproc[_-]per[_-]node|num[_-]processes|num[_-]gpus|nproc|devices)")
+_PROCESSES = re.compile(r"--num[_-]processes")
+_PROCESSES_OF_A_NODE = re.compile(r"--(nproc[_-]per[_-]node|num[_-]gpus|nproc|devices)")
+_NODES = re.compile(r"--(nnodes|num[_-]nodes)")
 _OF_TORCH = "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"
 
 
@@ -54,9 +56,14 @@ def _launched(words: Sequence[str]) -> Command | None:
 
 
 def _num_processes(words: Sequence[str]) -> int:
-    """Return how many processes a launcher starts, as far as its words say so."""
+    """Return how many processes a launcher starts on all nodes, as far as its words say so."""
+    on_a_node, nodes = (_number_of(words, one) for one in (_PROCESSES_OF_A_NODE, _NODES))
+    return _number_of(words, _PROCESSES) or (on_a_node or 1) * (nodes or 1)
+
+
+def _number_of(words: Sequence[str], option: re.Pattern[str]) -> int | None:
     for word, following in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
-        if _PROCESSES.fullmatch(name) and (value if equals else following).isdigit():
+        if option.fullmatch(name) and (value if equals else following).isdigit():
             return int(value if equals else following)
-    return 1
+    return None

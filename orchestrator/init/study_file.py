@@ -21,6 +21,8 @@ from batchscout.orchestrator.init.subject import (
     WatchedSubject,
 )
 from batchscout.orchestrator.output.schemas import editors_line, schema_path
+from batchscout.trainers.criteria import IGNORED_TARGET
+from batchscout.trainers.sources.settings import scaled
 
 _WIDTH = 110
 _DEFAULT_STAGES = ("frontier", "throughput", "equivalence", "train")
@@ -93,6 +95,11 @@ def _to_do(subject: Subject) -> Iterator[str]:
         return
     if subject.model is None:
         yield f"model.target: name a class or function of yours that makes an nn.Module, as package.module:callable, in place of {PLACEHOLDER}"
+    if subject.loss.unlike:
+        yield (
+            f"loss: {subject.loss.why} with {', '.join(subject.loss.unlike)}, which no built-in loss has; write it as package.module:callable, which "
+            f"takes (module, batch) and returns (loss_sum, num_targets), in place of {PLACEHOLDER}"
+        )
     if subject.data is None:
         sets = ", ".join(f"{one.target} ({one.where})" for one in subject.sets)
         has = f" The data sets that were found: {sets}." if sets else ""
@@ -135,10 +142,12 @@ def _watched_keys(subject: WatchedSubject) -> Iterator[str]:
     if command.num_processes > 1:
         batch = subject.said.keys["optimizer"]["reference_batch_size"]
         yield ""
-        yield f"# It is launched as {command.num_processes} processes, each of which takes {batch} samples a step."
+        yield f"# It is launched as {command.num_processes} processes. One alone took {batch} samples a step, so together they take:"
         yield f"optimizer: {{reference_batch_size: {batch * command.num_processes}}}"
+        yield "# A script that divides its batch by the number of processes takes those of one: remove the line above then."
+    said = subject.said
     yield ""
-    yield from _length(subject.said.run_samples)
+    yield from _length(scaled(said.run_samples, said.in_steps, command.num_processes))
 
 
 def _length(run_samples: int | None) -> Iterator[str]:
@@ -184,12 +193,16 @@ def _own_keys(subject: OwnSubject, machine: Machine) -> Iterator[str]:
 
 def _loss_lines(loss: LossFound) -> Iterator[str]:
     yield from _comment(f"{_documentation('loss')} Here: {loss.why}.")
+    ignored = {} if loss.ignore_index in (None, IGNORED_TARGET) else {"ignore_index": loss.ignore_index}
+    targets = {} if loss.targets == "labels" or loss.type in ("mean", "transformers") else {"targets": loss.targets}
     if loss.type is None:
         yield "loss: null"
-    elif loss.targets == "labels" or loss.type in ("mean", "transformers"):
-        yield f"loss: {loss.type}"
+    elif loss.unlike:
+        yield f'loss: "{PLACEHOLDER}"'
+    elif settings := {**targets, **ignored}:
+        yield f"loss: {{type: {loss.type}, {', '.join(f'{key}: {value}' for key, value in settings.items())}}}"
     else:
-        yield f"loss: {{type: {loss.type}, targets: {loss.targets}}}"
+        yield f"loss: {loss.type}"
 
 
 def _shared_keys(machine: Machine, num_ranks: int) -> Iterator[str]:

@@ -95,6 +95,22 @@ def test_what_is_otherwise_is_told(reading: list[Source]) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("in_steps", "optimizer", "samples", "told_of_ranks"),
+    [(True, {}, 40_000, True), (True, {"reference_batch_size": 64}, 160_000, False), (False, {"reference_batch_size": 64}, 40_000, False)],
+)  # fmt: skip
+def test_of_several_ranks_it_is_told_whose_samples_a_step_takes_and_what_counts_steps_takes_more(
+    monkeypatch: pytest.MonkeyPatch, in_steps: bool, optimizer: dict[str, Any], samples: int, told_of_ranks: bool
+) -> None:
+    monkeypatch.setattr(sources, "read_source", lambda _: Settings(SAID, (), 40_000, in_steps))
+    told = list[str]()
+    with_source(
+        {"from": {"lightning": "a:b"}, "world_size": 4, **({"optimizer": optimizer} if optimizer else {})}, told.append
+    )
+    assert any(f"its run takes {samples:,} samples" in one for one in told)
+    assert any("set optimizer: {reference_batch_size: 64}" in one for one in told) == told_of_ranks
+
+
 def test_a_run_that_the_study_shortens_is_told_with_the_key_that_carries_the_answer_to_it(
     reading: list[Source],
 ) -> None:

@@ -200,6 +200,28 @@ def test_the_loss_is_the_one_that_the_script_calls(script: str, tmp_path: Path) 
     assert (loss.type, loss.why) == LOSSES[script]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "loss", "to_do"),
+    [
+        ("", "cross_entropy", False),
+        ("ignore_index=-100, reduction='mean'", "cross_entropy", False),
+        ("ignore_index=0", {"type": "cross_entropy", "ignore_index": 0}, False),
+        ("ignore_index=0, label_smoothing=0.1", "FILL_IN", True),
+        ("weight=torch.ones(3)", "FILL_IN", True),
+        ("reduction='sum'", "FILL_IN", True),
+    ],
+)
+def test_what_the_loss_is_called_with_is_taken_or_left_to_be_written(
+    arguments: str, loss: Any, to_do: bool, tmp_path: Path
+) -> None:
+    found = own(
+        project(tmp_path, model=NET, sets=DATA, train=f"import torch\nc = torch.nn.CrossEntropyLoss({arguments})\n")
+    )
+    file = written(found, "a", "study.yaml", Machine(has_gpu=False, has_compiler=True))
+    assert yaml.safe_load(file.text)["loss"] == loss
+    assert any("write it as package.module:callable" in one for one in file.to_do) is to_do
+
+
 def test_a_module_that_sums_its_loss_itself_names_none(tmp_path: Path) -> None:
     sums = "    def forward(self, x, y):\n        return F.cross_entropy(x, y, reduction='sum'), y.numel()\n"
     project(tmp_path, model=f"import torch.nn.functional as F\n{MODULE}class Net(nn.Module):\n{sums}")
@@ -492,6 +514,8 @@ def test_a_folder_whose_script_needs_arguments_is_read(tmp_path: Path, capsys: p
         ("python3 train.py -m x", Command("train.py", ("-m", "x"))),
         ("torchrun --nproc_per_node 4 train.py --lr 1", Command("train.py", ("--lr", "1"), 4)),
         ("python -m torch.distributed.run --nproc-per-node=2 -m a.train", Command("a.train", (), 2)),
+        ("torchrun --nnodes 2 --nproc_per_node 8 train.py", Command("train.py", (), 16)),
+        ("accelerate launch --num_machines 2 --num_processes 8 train.py", Command("train.py", (), 8)),
         ("accelerate launch --mixed_precision bf16 -m package.train", Command("package.train")),
         ("folder", None),
         ("my.module:make", None),

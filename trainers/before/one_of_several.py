@@ -31,7 +31,7 @@ def ranks_of(config: TrialConfig) -> Iterator[DeviceMesh | None]:
         dist.destroy_process_group()
 
 
-def followed(module: nn.Module, config: TrialConfig, mesh: DeviceMesh | None) -> nn.Module:
+def followed(module: nn.Module, config: TrialConfig, device: torch.device, *, mesh: DeviceMesh | None) -> nn.Module:
     """Return the model that a rank calls, as `distribute` does; its tensors are fake ones."""
     if mesh is None:
         return module

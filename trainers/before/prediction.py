@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,19 +32,12 @@ from batchscout.trainers.data.order import longest
 from batchscout.trainers.data.samples import first_of, load_data
 from batchscout.trainers.errors import NotFollowed, Obstacle
 from batchscout.trainers.knobs import activation_offload, optimizer_offload, with_settings
-from batchscout.trainers.model.activation_checkpointing import apply_to_blocks
 from batchscout.trainers.model.contract import fake_batch
-from batchscout.trainers.model.knobs import head_if_wanted, with_knobs
-from batchscout.trainers.model.losses import autocasting
-from batchscout.trainers.model.models import build_model, switch_off_dropout
-from batchscout.trainers.model.parallel import leaves_of
+from batchscout.trainers.model.knobs import head_if_wanted
+from batchscout.trainers.model.models import build_model
 from batchscout.trainers.model.shapes import NumbersAre, shapes_alone, why_not_followed
-from batchscout.trainers.noise.gradient_noise import MicroGradientNorms
 from batchscout.trainers.noise.step_statistics import parameters_moved, sums_of_step
-from batchscout.trainers.step.accumulation import accumulate_gradient
-from batchscout.trainers.step.optimizers import build_optimizer
-from batchscout.trainers.step.update import update
-from batchscout.trainers.step.weight_average import WeightAverage
+from batchscout.trainers.step.learner import Learner
 
 ON_THE_HOST = (activation_offload.NAME, optimizer_offload.NAME)
 """The knobs that leave bytes in the memory of the host, where this prediction's tensors are, too."""
@@ -158,38 +152,26 @@ def _two_steps(
     head_name: str | None,
     live: LiveBytes,
 ) -> None:
-    """Allocate what `Run` allocates, from the same pieces.
+    """Allocate what a `Run` allocates.
 
     The first step, of one micro-batch, makes the optimizer's state; during the second, of two where the run accumulates, all
-    is alive that ever is. The run's loss scale and its counts are left out, as they are scalars.
+    is alive that ever is. The run's counts are left out, as they are scalars.
     """
     with NumbersAre(0):
         module = build_model(config.model, train_set).train()
     if config.model.target == config.data.target:  # it has made the samples, too, and these are not the device's
         live.only([*module.parameters(), *module.buffers()])
-    if not config.dropout:
-        switch_off_dropout(module)
-    loss = with_knobs(module, config, head_name)
-    model = apply_to_blocks(module, config)
-    called = followed(model, config, mesh)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = build_optimizer(model, config)
-    half_life = config.ema_half_life_samples
-    average = WeightAverage(parameters, half_life) if half_life else None
-    norms = MicroGradientNorms(leaves_of(model), config.world_size) if config.statistics else None
-    loss = autocasting(loss, config, torch.device("cpu"))
-    scaler, one = torch.amp.GradScaler(enabled=False), torch.ones(())
+    device = torch.device("cpu")
+    learner = Learner(config, module, device, head_name=head_name, distribute=partial(followed, mesh=mesh))
+    learner.scaler = torch.amp.GradScaler(enabled=False)  # it reads what fake tensors do not have, and is a scalar
     for num_micro_batches in (1, _most_that_differ(config)):
-        optimizer.zero_grad(set_to_none=True)
         batches = (fake_batch(sample, config.micro_batch_size) for _ in range(num_micro_batches))
         with one_sequence_each(sample):
-            accumulate_gradient(called, loss, batches, num_micro_batches=num_micro_batches, scale=one, norms=norms)
+            learner.accumulate(batches, num_micro_batches)
         with NumbersAre(1), torch.compiler.set_stance("force_eager"):
-            update(parameters, optimizer, scaler, one, config.optimizer.max_gradient_norm)
-        if average is not None:
-            average.update(config.effective_batch_size)
+            learner.update(torch.ones(()), config.effective_batch_size)
     if config.statistics:
-        sums_of_step(optimizer, parameters_moved(optimizer))
+        sums_of_step(learner.optimizer, parameters_moved(learner.optimizer))
 
 
 def _most_that_differ(config: TrialConfig) -> int:

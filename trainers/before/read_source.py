@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,11 +24,14 @@ from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
 from batchscout.trainers.sources.lightning_fit import FORMS, fit_of
 from batchscout.trainers.sources.of_transformers import OfTrainer
+from batchscout.trainers.sources.optimizers import rate_of
 from batchscout.trainers.sources.settings import Settings
-from batchscout.trainers.sources.watch.flags import flags_of, options_typed
+from batchscout.trainers.sources.watch.flags import factors_of, flags_of, options_typed
 from batchscout.trainers.sources.watch.loop import Loop
 from batchscout.trainers.sources.watch.script import watched
 
+SAME_LOSS = 1e-4
+"""So far, as a share of itself, a loss may differ from one time to the next by how its sum was rounded."""
 _WANTED = {
     "lightning": FORMS,
     "transformers": "a Trainer of transformers, or an SFTTrainer of trl",
@@ -50,7 +55,7 @@ def _answer(source: Source) -> dict[str, Any]:
         return {
             "fault": f"raised {raised_text(error)} (in {file}, line {line}); fix it, or debug it by calling it yourself"
         }
-    return {"keys": said.keys, "told": said.told, "run_samples": said.run_samples, "taken": said.taken}
+    return {name: getattr(said, name) for name in ("keys", "told", "run_samples", "in_steps", "taken")}
 
 
 def read(source: Source) -> Settings:
@@ -77,8 +82,14 @@ def read(source: Source) -> Settings:
     else:
         ignored = made.seen.ignored_targets if isinstance(made, Loop) else set[int]()
         loss = _loss(module, train_set, source.num_targets, min(ignored, default=IGNORED_TARGET))
+    if isinstance(made, Loop) and made.loss is not None and _draws(module, train_set):
+        told = (
+            "its loss of a batch draws random numbers, as added noise, masks or mixtures of samples do, and evaluations take the same loss: val_loss "
+            "is that of batches so changed"
+        )
+        settings = replace(settings, told=(*settings.told, told))
     if source.library == "script":
-        kwargs = {**kwargs, **_flags(source, settings)}
+        kwargs = {**kwargs, **_flags(source, settings, made.optimizer.param_groups if isinstance(made, Loop) else ())}
     place = {"target": target, "kwargs": kwargs}
     shared = {"model": place, "data": place, **({"loss": loss.model_dump()} if loss else {})}
     return replace(settings, keys={**settings.keys, **shared})
@@ -111,12 +122,17 @@ def _loss(module: nn.Module, train_set: SampleSet, over: str | None, ignored: in
     return losses[right]
 
 
-def _flags(source: Source, settings: Settings) -> dict[str, dict[str, str]]:
-    """Return the flags of a script that set its recipe, as an argument, as they were typed if they were; none where there are none."""
-    args, optimizer, found = tuple(source.kwargs["args"]), settings.keys["optimizer"], dict[str, str]()
+def _flags(source: Source, settings: Settings, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the flags of a script that set its recipe, and what some are of the recipe's numbers, as arguments: as they were typed if they
+    were; none where there are none. groups: of its optimizer."""
+    args, batch = tuple(source.kwargs["args"]), settings.keys["optimizer"]["reference_batch_size"]
+    rates = [settings.keys["optimizer"]["lr"], *map(rate_of, groups)]
+    steps = settings.run_samples / batch if settings.run_samples and settings.in_steps else None
+    flags, factors = dict[str, str](), dict[str, float]()
     for options in (watched(source.target, args).options, tuple(options_typed(args))):
-        found |= flags_of(options, optimizer["lr"], optimizer["reference_batch_size"], settings.run_samples)
-    return {"flags": found} if found else {}
+        flags |= flags_of(options, rates, batch, settings.run_samples)
+        factors |= factors_of(options, flags, rates[0], steps)
+    return {name: found for name, found in (("flags", flags), ("factors", factors)) if found}
 
 
 def _is_a_sum(module: nn.Module, train_set: SampleSet) -> bool:
@@ -128,6 +144,16 @@ def _is_a_sum(module: nn.Module, train_set: SampleSet) -> bool:
         values = [float(module(fetch(train_set, part))) for part in (once, [*once, *once])]
     module.train()
     return abs(values[1]) > SUM_OR_MEAN * abs(values[0])
+
+
+def _draws(module: nn.Module, train_set: SampleSet) -> bool:
+    """True if the loss of a batch is another one each time, with dropout off."""
+    batch = fetch(train_set, list(range(min(SAMPLES_LOOKED_AT, len(train_set)))))
+    module.eval()
+    with torch.no_grad():
+        one, other = (float(module(batch)) for _ in range(2))
+    module.train()
+    return not math.isclose(one, other, rel_tol=SAME_LOSS)
 
 
 def _fault_of(loss: MeanLoss, module: nn.Module, train_set: SampleSet) -> Fault | LossFault | None:

@@ -51,8 +51,7 @@ def read_source(source: Source) -> Settings:
         is_late = not watch.is_alive()
         watch.cancel()
         if "keys" in answer:
-            told, taken = tuple(answer["told"]), tuple(answer["taken"])
-            return Settings(answer["keys"], told, answer["run_samples"], taken)
+            return Settings(**answer | {name: tuple(answer[name]) for name in ("told", "taken")})
         fault, kind = answer.get("fault"), _KINDS[answer.get("kind", "")]
         if is_late:
             kind = NotInTime

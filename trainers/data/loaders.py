@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import BatchSampler, Subset
+from torch.utils.data import Subset
 
 from batchscout.trainers.data.streams import Stream, is_stream
 from batchscout.trainers.data.workers import Workers
-from batchscout.trainers.sources.sampling import places_of
+from batchscout.trainers.sources.sampling import places_of, refuse_batches_of_its_own
 
 KEPT_OF_A_PART = ("seq_len", "vocab_size")
 KEPT = (*KEPT_OF_A_PART, "content_hash")
@@ -40,26 +40,9 @@ class Loaded:
         return self.samples[index]
 
 
-def _refuse_batches_of_its_own(loader: Any, where: str) -> None:
-    """Raise ValueError where not a number of samples makes a batch, which is what a study is to choose."""
-    batches = loader.batch_sampler
-    while hasattr(batches, "batch_sampler"):  # accelerate's, around torch's
-        batches = batches.batch_sampler
-    if batches is None:
-        raise ValueError(
-            f"{where} has batch_size=None, so its data set makes the batches, and a study chooses how many samples one has; let the set hold "
-            "single samples, and give the DataLoader a batch_size"
-        )
-    if type(batches) is not BatchSampler:
-        raise ValueError(
-            f"{where} makes its batches by a {type(batches).__name__} (batch_sampler), and a study chooses which samples are in one; leave it "
-            "out, and give a batch_size. Batches of samples of about one length: micro_batch: {tokens: auto}"
-        )
-
-
 def read_by(loader: Any, where: str) -> Loaded | Stream:
     """Return what a DataLoader reads, with how it batches it. Raises ValueError where a study cannot batch it in its place."""
-    _refuse_batches_of_its_own(loader, where)
+    refuse_batches_of_its_own(loader, where)
     samples = loader.dataset
     if type(samples).__name__ == "IterableDatasetShard":  # accelerate's, of which each rank takes a part
         samples = samples.dataset

@@ -49,9 +49,12 @@ def own_run_of(model: nn.Module) -> OwnRun | None:
     """Return the run that the object is set to which `module_of` has made this model of; None of any other model."""
     if isinstance(model, OfTrainer):
         said = of_transformers.settings(model.trainer)
-        return _own_run(said, **of_transformers.own_arguments(model.trainer.args))
+        factor = of_transformers.rate_factor(model)
+        return _own_run(said, rate_factor=factor, **of_transformers.own_arguments(model.trainer.args))
     if isinstance(model, OfLoop):
-        return _own_run(recipe.settings(model.loop), library="script")
+        said = recipe.settings(model.loop)
+        own = {key: said.keys[key] for key in ("optimizer", "batch", "precision")}
+        return _own_run(said, library="script", arguments=own)
     if not isinstance(model, OfLightning) or (fit := model.fit) is None:
         return None
     if fit.trainer is None:
@@ -65,6 +68,7 @@ def _own_run(said: Settings, **of_library: Any) -> OwnRun:
     return OwnRun(
         samples=said.run_samples,
         samples_per_step=said.keys["optimizer"]["reference_batch_size"],
+        in_steps=said.in_steps,
         schedule=None if schedule is None else Schedule.model_validate(schedule),
         **of_library,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from batchscout.trainers.sources.sampling import places_of
+from batchscout.trainers.sources.sampling import places_of, refuse_batches_of_its_own
 from batchscout.trainers.sources.settings import num_samples_of
 
 HELD_OUT = 0.1
@@ -16,7 +16,9 @@ EVERY_TENTH = "every tenth sample is held out and only evaluated"
 
 
 def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Return the loader in two: its samples but every tenth, and these. Raises ValueError where there are too few."""
+    """Return the loader in two: its samples but every tenth, and these. Raises ValueError where there are too few, or where a study
+    could not batch them."""
+    refuse_batches_of_its_own(loader, "its DataLoader")
     if num_samples_of(loader.dataset) is None:
         stream = loader.dataset
         return _with_set(loader, Tenths(stream, held_out=False)), _with_set(loader, Tenths(stream, held_out=True))

@@ -251,11 +251,11 @@ def _one_loader(loader: Any, what: str) -> DataLoader[Any]:
     return loader
 
 
-def num_batches(loader: DataLoader[Any], limit: float) -> float:
+def num_batches(loader: DataLoader[Any], limit: float, processes: int = 1) -> float:
     """Return how many batches an epoch has on one device, as Lightning counts them; infinity of a stream. limit: `limit_train_batches`,
-    a number of batches if it is an int, or else a share of them."""
+    a number of batches if it is an int, or else a share of them. processes: that share the samples."""
     try:
-        length = len(loader)
+        length = math.ceil(len(loader) / processes)
     except (TypeError, NotImplementedError):
         length = math.inf
     if isinstance(limit, int):

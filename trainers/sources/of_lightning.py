@@ -169,7 +169,8 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     if trainer is not None:
         told += _of_trainer(trainer, keys)
     keys["optimizer"]["reference_batch_size"] = run.samples_per_step
-    return Settings(keys, (*_schedule(fit.module, schedule, keys, run), *told), run.samples)
+    told = [*_schedule(fit.module, schedule, keys, run), *told]
+    return Settings(keys, tuple(told), run.samples, in_steps=trainer is not None and trainer.max_steps > 0)
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class _Run:
     steps: int | None
     """None where it has no end, or none that is known: of both."""
     samples_per_step: int
+    """Of all its processes."""
     steps_per_epoch: float
     """Infinity of a stream."""
 
@@ -188,15 +190,17 @@ def _run_of(trainer: Any, train_loader: DataLoader[Any]) -> _Run:
     batch, num_samples = train_loader.batch_size or 1, num_samples_of(train_loader.dataset)
     if trainer is None:
         return _Run(None, None, batch, num_batches(train_loader, 1.0))
-    in_epoch, accumulation = num_batches(train_loader, trainer.limit_train_batches), trainer.accumulate_grad_batches
+    processes, accumulation = trainer.num_devices * trainer.num_nodes, trainer.accumulate_grad_batches
+    in_epoch = num_batches(train_loader, trainer.limit_train_batches, processes)
     steps_per_epoch = in_epoch if math.isinf(in_epoch) else max(1, math.ceil(in_epoch / accumulation))
     epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else math.inf
     steps = min(trainer.max_steps if trainer.max_steps > 0 else math.inf, epochs * steps_per_epoch)
+    samples_per_step = batch * accumulation * processes
     if math.isinf(steps):
-        return _Run(None, None, batch * accumulation, steps_per_epoch)
-    of_epochs = math.inf if num_samples is None else epochs * min(num_samples, in_epoch * batch)
-    samples = min(steps * batch * accumulation, of_epochs)  # the last step of an epoch may be smaller
-    return _Run(int(samples), int(steps), batch * accumulation, steps_per_epoch)
+        return _Run(None, None, samples_per_step, steps_per_epoch)
+    of_epochs = math.inf if num_samples is None else epochs * min(num_samples, in_epoch * batch * processes)
+    samples = min(steps * samples_per_step, of_epochs)  # the last step of an epoch may be smaller
+    return _Run(int(samples), int(steps), samples_per_step, steps_per_epoch)
 
 
 def _schedule(module: Any, found: _Scheduled | None, keys: dict[str, Any], run: _Run) -> Iterable[str]:

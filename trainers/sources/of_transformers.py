@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from batchscout.trainers.sources.having import having
 from batchscout.trainers.sources.held_out import EVERY_TENTH
 from batchscout.trainers.sources.kinds import is_overridden, library_of
-from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
+from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys, rate_of
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_schedule, told_of_momentum
 from batchscout.trainers.sources.settings import Settings, num_samples_of
 from batchscout.trainers.sources.takes_batch import TakesBatch
@@ -44,6 +44,7 @@ class OfTrainer(TakesBatch):
                 part.gradient_checkpointing = False  # what is kept is the study's to decide
         self.inner = trainer.model
         self.trainer = trainer
+        self.was_given_its_optimizer = trainer.optimizer is not None
 
     def forward(self, batch: dict[str, Any]) -> Any:
         num_targets = self.count(batch)
@@ -128,9 +129,11 @@ def settings(trainer: Any) -> Settings:
         "optimizer": optimizer_keys(optimizer) | clip,
         "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
         "batch": {"micro_batch_size": args.per_device_train_batch_size},
+        **({"allow_tf32": True} if getattr(args, "tf32", None) else {}),
     }
     told = list(_schedule(trainer, optimizer, keys, steps))
-    return Settings(keys, (*told, *told_of_momentum(optimizer), *_told_of(trainer)), run_samples)
+    told += [*told_of_momentum(optimizer), *_told_of(trainer)]
+    return Settings(keys, tuple(told), run_samples, in_steps=args.max_steps > 0)
 
 
 def _schedule(trainer: Any, optimizer: Optimizer, keys: dict[str, Any], num_steps: int) -> Iterable[str]:
@@ -146,6 +149,8 @@ def _told_of(trainer: Any) -> Iterable[str]:
         yield f"it has no eval_dataset, so {EVERY_TENTH}"
     if _checkpoints(trainer.args):
         yield "gradient_checkpointing is the study's to decide"
+    if getattr(trainer.args, "neftune_noise_alpha", None):
+        yield f"a study trains without the noise of neftune_noise_alpha={trainer.args.neftune_noise_alpha:g}"
     if getattr(trainer.args, "predict_with_generate", False):
         yield "predict_with_generate: evaluations take the loss, and generate nothing"
     own = [type(one).__name__ for one in trainer.callback_handler.callbacks if library_of(type(one)) not in LIBRARIES]
@@ -157,6 +162,14 @@ def _checkpoints(args: Any) -> bool:
     """True if the arguments ask for activation checkpointing, under either of the names that it has had."""
     told = vars(args)
     return bool(told.get("activation_checkpointing", told.get("gradient_checkpointing", False)))
+
+
+def rate_factor(model: OfTrainer) -> float | None:
+    """Return what `learning_rate` is of the rate of the first group that the Trainer's optimizer has; None where it was given that."""
+    if model.was_given_its_optimizer:
+        return None
+    first = rate_of(model.trainer.create_optimizer().param_groups[0])
+    return model.trainer.args.learning_rate / first if first else None
 
 
 def own_arguments(args: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     RandomSampler,
     SequentialSampler,
@@ -51,6 +52,23 @@ def places_of(loader: DataLoader[Any], where: str = "its DataLoader") -> Sequenc
         f"{where} chooses its samples by a {name}, and every batch of a study must see the same samples in the same order; let "
         "the data set hold the samples as often as they are to come, and leave the sampler out"
     )
+
+
+def refuse_batches_of_its_own(loader: Any, where: str) -> None:
+    """Raise ValueError where not a number of samples makes a batch, which is what a study is to choose."""
+    batches = loader.batch_sampler
+    while hasattr(batches, "batch_sampler"):  # accelerate's, around torch's
+        batches = batches.batch_sampler
+    if batches is None:
+        raise ValueError(
+            f"{where} has batch_size=None, so its data set makes the batches, and a study chooses how many samples one has; let the set hold "
+            "single samples, and give the DataLoader a batch_size"
+        )
+    if type(batches) is not BatchSampler:
+        raise ValueError(
+            f"{where} makes its batches by a {type(batches).__name__} (batch_sampler), and a study chooses which samples are in one; leave it "
+            "out, and give a batch_size. Batches of samples of about one length: micro_batch: {tokens: auto}"
+        )
 
 
 def _shuffled(sampler: Iterable[Any], number: int) -> list[int] | None:

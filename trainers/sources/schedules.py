@@ -17,7 +17,7 @@ NUM_FACTORS = 65
 MOST_CALLS = 1_000_000
 """A schedule that is called more often is not followed."""
 NOT_FORETOLD = (
-    "follows the training, or has too many steps, and cannot be known in advance; a study takes its own warm-up and warmup_stable_decay: set "
+    "follows the training, differs between parameter groups, or has too many steps, and cannot be known in advance; a study takes its own warm-up and warmup_stable_decay: set "
     "schedule to choose another"
 )
 """Of a schedule, to people."""
@@ -26,7 +26,8 @@ ALIKE = 0.01
 
 
 def rates_of(schedule: Any, num_calls: int) -> list[float] | None:
-    """Return the rate of the first group after 0, 1, ... of its calls from now on; None where that depends on what is trained."""
+    """Return the rate of the first group after 0, 1, ... of its calls from now on; None where that depends on what is trained, or where
+    other groups do not keep their ratio to it."""
     if "metrics" in inspect.signature(schedule.step).parameters or num_calls > MOST_CALLS:
         return None
     optimizer = schedule.optimizer
@@ -36,13 +37,20 @@ def rates_of(schedule: Any, num_calls: int) -> list[float] | None:
     ]
     stand_in.defaults |= optimizer.defaults
     again = copy.deepcopy(schedule, {id(optimizer): stand_in})
-    rates = [float(stand_in.param_groups[0]["lr"])]
+    rates = [[float(group["lr"])] for group in stand_in.param_groups]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an optimizer that was not stepped
         for _ in range(num_calls):
             again.step()
-            rates.append(float(stand_in.param_groups[0]["lr"]))
-    return rates
+            for known, group in zip(rates, stand_in.param_groups, strict=True):
+                known.append(float(group["lr"]))
+    first, *others = rates
+    return first if all(_is_alike(first, other) for other in others) else None
+
+
+def _is_alike(one: Sequence[float], other: Sequence[float]) -> bool:
+    """True if two groups' rates go up and down together; what is never trained does."""
+    return not max(other) or all(abs(a - b) <= ALIKE for a, b in zip(_shares(one), _shares(other), strict=True))
 
 
 def spread(num_steps: int) -> list[int]:

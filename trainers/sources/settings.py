@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from batchscout.trainers.config import Schedule
@@ -22,6 +22,8 @@ class Settings:
     """What people should know, one sentence each."""
     run_samples: int | None = None
     """The samples of the run that it is set to; None where that has no end."""
+    in_steps: bool = False
+    """True if that run has a number of steps, and so more samples where a step has more; else it has a number of passes."""
     taken: tuple[str, ...] = ()
     """What was found in it, a line each: for people who look whether that is right."""
 
@@ -34,13 +36,29 @@ class OwnRun:
     samples: int | None = None
     """None where it has no end, or none that is known."""
     samples_per_step: int = 1
-    """Of one process."""
+    """Of all processes that are known of."""
+    in_steps: bool = False
+    """As in `Settings`."""
     schedule: Schedule | None = None
     """None where it could not be foretold."""
+    rate_factor: float | None = 1.0
+    """What its setting of the learning rate is of that of the first parameter group, at which a study trains: 10 where the first group has a
+    tenth. None where nothing that it is called or made with sets the rate."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Those that its Trainer was made with and that are not as by default; of Lightning's its length alone."""
+    """Those that its Trainer was made with and that are not as by default; of Lightning's its length alone; of a script its `optimizer`,
+    `batch` and `precision` as keys of a study."""
     not_plain: tuple[str, ...] = ()
     """Further ones whose values cannot be written down."""
+
+    def with_steps_of(self, samples: int) -> OwnRun:
+        """Return the run where a step of all processes together takes so many samples."""
+        total = scaled(self.samples, self.in_steps, samples / self.samples_per_step)
+        return replace(self, samples=total, samples_per_step=samples)
+
+
+def scaled(samples: int | None, in_steps: bool, times: float) -> int | None:
+    """Return the samples of a run whose steps take so many times as many."""
+    return samples if samples is None or not in_steps else round(samples * times)
 
 
 def num_samples_of(samples: Any) -> int | None:

@@ -23,6 +23,15 @@ def test_a_stream_of_which_none_can_be_held_out_is_refused(kept: bool) -> None:
         list(Tenths(range(9), held_out=kept))
 
 
+@pytest.mark.parametrize("own", [{"batch_sampler": [[0, 1], [2, 3]] * 20}, {"batch_size": None}])
+def test_batches_that_a_loader_makes_itself_are_refused(own: dict[str, Any]) -> None:
+    samples: Any = range(40)
+    with pytest.raises(
+        ValueError, match=r"batch_sampler\).*; leave it out|batch_size=None.*give the DataLoader a batch_size"
+    ):
+        held_out(DataLoader(samples, **own))
+
+
 def test_a_single_sample_is_refused() -> None:
     samples: Any = [1]
     with pytest.raises(ValueError, match=r"\(1, at least 2\).*; give it data to validate on"):

@@ -118,6 +118,16 @@ def with_a_pair_and_trainer() -> Any:
     return Module(), (loader(), loader(8)), trainer(max_epochs=2, accumulate_grad_batches=2)
 
 
+def on_several_devices() -> Any:
+    return Module(), loader(), loader(8), trainer(max_steps=100, accumulate_grad_batches=2, devices=4, strategy="ddp")
+
+
+def test_a_step_of_several_devices_takes_the_samples_of_all() -> None:
+    said = said_of(on_several_devices)
+    assert (said.keys["optimizer"]["reference_batch_size"], said.keys["batch"]) == (32, {"micro_batch_size": 4})
+    assert (said.run_samples, said.in_steps) == (3200, True)
+
+
 def with_data_of_sets() -> Any:
     return Module(), L.LightningDataModule.from_datasets(samples(33), val_dataset=samples(8), batch_size=4)
 

@@ -16,7 +16,7 @@ from batchscout.trainers.before.source import Source
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.samples import first_of, loaded
 from batchscout.trainers.model.losses import loss_function
-from batchscout.trainers.sources.adapted import module_of, settings_of
+from batchscout.trainers.sources.adapted import module_of, own_run_of, settings_of
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.step.learning_rate import factor_at
 from tests.support.tiny import cpu_run
@@ -93,6 +93,32 @@ def test_three_steps_end_where_its_own_train_ends(monkeypatch: pytest.MonkeyPatc
     ours = module.state_dict()
     for name, tensor in trainer.model.state_dict().items():
         assert (tensor - ours[name]).norm() < 1e-3 * (tensor - initial[name]).norm(), name
+
+
+def with_groups_of_its_own() -> Any:
+    class Trainer(transformers.Trainer):
+        def create_optimizer(self, *_: Any) -> Any:
+            if self.optimizer is None:
+                lower, upper = list(self.model.parameters())[:3], list(self.model.parameters())[3:]
+                rate = self.args.learning_rate
+                self.optimizer = torch.optim.AdamW([{"params": lower, "lr": 0.1 * rate}, {"params": upper, "lr": rate}])
+            return self.optimizer
+
+    return made(Trainer)
+
+
+def with_an_optimizer() -> Any:
+    trainer = made()
+    return made(optimizers=(torch.optim.AdamW(trainer.model.parameters(), lr=3e-4), None))
+
+
+@pytest.mark.parametrize(("make", "factor"), [(make, 1.0), (with_groups_of_its_own, 10.0), (with_an_optimizer, None)])
+def test_what_sets_its_learning_rate_is_known(make: Callable[[], Any], factor: float | None) -> None:
+    model = module_of(make())
+    assert model is not None
+    own = own_run_of(model)
+    assert own is not None
+    assert (own.rate_factor, own.in_steps) == (None if factor is None else pytest.approx(factor), True)
 
 
 def test_a_batch_of_unequal_labels_is_a_sum_and_a_count() -> None:

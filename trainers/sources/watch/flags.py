@@ -16,6 +16,11 @@ _NAMES: Mapping[Recipe, str] = {
     "gradient_accumulation_steps": r".*(accum).*",
     "steps": r"(max_|num_|n_|total_|train_)*(iters?|iterations|steps|train_steps|training_steps)",
 }
+_OF_SCHEDULE = re.compile(
+    r"(?=.*(warm_?up|decay|anneal|cool_?down|cycle|cosine|(^|_)lr_|sched|t_max)).*(iters?|iterations|steps|t_max)",
+    re.IGNORECASE,
+)
+"""Of options that count steps of the schedule, such as `lr_decay_iters` and `warmup_steps`."""
 _AS_NAMED = re.compile(r"--(\w+)=(.*)")
 """How a script is called that takes an option for each of its names, as nanoGPT does."""
 _SET_TO = re.compile(r"(-{0,2}[A-Za-z][\w.-]*=)(.*)")
@@ -65,27 +70,48 @@ def _number(text: str) -> int | float | None:
 
 
 def flags_of(
-    options: Sequence[Option], learning_rate: float, samples_per_step: int, run_samples: int | None
+    options: Sequence[Option], learning_rates: Sequence[float], samples_per_step: int, run_samples: int | None
 ) -> dict[str, str]:
     """Return the flags by what they set; what has none, or might have one of two, is not among them.
 
-    samples_per_step: of one process.
+    learning_rates: of the parameter groups, the first of which is what a study calls its own. samples_per_step: of one process.
     """
     by_kind = {kind: [one for one in options if re.fullmatch(pattern, one.name)] for kind, pattern in _NAMES.items()}
     accumulations = [one for one in by_kind["gradient_accumulation_steps"] if isinstance(one.value, int) and one.value]
     times = accumulations[0].value if len(accumulations) == 1 else 1
-    wanted: Mapping[Recipe, float | None] = {
-        "learning_rate": learning_rate,
-        "micro_batch_size": samples_per_step / times,
-        "gradient_accumulation_steps": times,
-        "steps": run_samples / samples_per_step if run_samples else None,
+    wanted: Mapping[Recipe, Sequence[float]] = {
+        "learning_rate": learning_rates,
+        "micro_batch_size": [samples_per_step / times],
+        "gradient_accumulation_steps": [times],
+        "steps": [run_samples / samples_per_step] if run_samples else [],
     }
-    found = {kind: [one for one in by_kind[kind] if _is(one.value, wanted[kind])] for kind in _NAMES}
+    found = {
+        kind: [one for one in by_kind[kind] if any(_is(one.value, value) for value in wanted[kind])] for kind in _NAMES
+    }
     return {kind: ones[0].flag for kind, ones in found.items() if len(ones) == 1}
 
 
-def _is(value: Any, wanted: float | None) -> bool:
-    return wanted is not None and isinstance(value, int | float) and abs(value - wanted) <= 1e-9 * abs(wanted)
+def factors_of(
+    options: Sequence[Option], flags: Mapping[str, str], learning_rate: float, steps: float | None
+) -> dict[str, float]:
+    """Return, by its flag, what an option is of the number that a study knows: of the first group's learning rate, where it sets that of
+    another group, and of the run's steps, where it counts those of a part of the schedule.
+
+    steps: those of the run; None where it has a number of passes.
+    """
+    found = dict[str, float]()
+    for one in options:
+        if not isinstance(one.value, int | float) or isinstance(one.value, bool) or one.value <= 0:
+            continue
+        if one.flag == flags.get("learning_rate") and learning_rate and not _is(one.value, learning_rate):
+            found[one.flag] = one.value / learning_rate
+        elif steps and one.value > 1 and one.flag != flags.get("steps") and _OF_SCHEDULE.fullmatch(one.name):
+            found[one.flag] = one.value / steps
+    return found
+
+
+def _is(value: Any, wanted: float) -> bool:
+    return isinstance(value, int | float) and abs(value - wanted) <= 1e-9 * abs(wanted)
 
 
 def with_values(args: Sequence[str], values: Mapping[str, str]) -> list[str]:

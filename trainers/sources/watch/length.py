@@ -14,20 +14,25 @@ from batchscout.trainers.sources.watch.statements import (
     Loop,
     counted_in,
     ends_at,
+    is_over_batches,
     is_set_in,
     loops_around,
     parsed,
+    range_of,
     targets_of,
 )
 
 
-def run_samples(source: Source, seen: Seen, micro_batch_size: int) -> int | None:
-    """Return the samples that the script's run has; None where that is not to be seen. micro_batch_size: samples of a call of backward."""
+def run_samples(source: Source, seen: Seen, micro_batch_size: int) -> tuple[int, bool] | None:
+    """Return the samples that the script's run has, and whether it counts steps, not passes; None where that is not to be seen.
+
+    micro_batch_size: samples of a call of backward.
+    """
     assert seen.backward is not None
     places = seen.backward.places
     loops = [(loop, place) for place in places for loop in loops_around(parsed(place.file), place.position)]
     per_pass = _batches_per_pass(source, micro_batch_size)
-    over_batches = next((loop for loop, _ in loops if isinstance(loop, ast.For) and _range_of(loop) is None), None)
+    over_batches = next((loop for loop, _ in loops if isinstance(loop, ast.For) and is_over_batches(loop)), None)
     rounds = [_rounds(loop, place, per_pass if loop is over_batches else None) for loop, place in loops]
     whole = math.prod(one for one in rounds if one is not None) if loops and None not in rounds else None
     micro_batches_per_step = max(1, seen.steps[-1].num_backwards)
@@ -44,9 +49,9 @@ def run_samples(source: Source, seen: Seen, micro_batch_size: int) -> int | None
         return None
     samples = min(most) * micro_batch_size
     size = num_samples_in_source(source)
-    if per_pass is not None and whole is not None and min(most) == whole and size is not None:
-        samples = min(samples, math.ceil(whole / per_pass) * size)  # the last batch of a pass may be smaller
-    return int(samples)
+    if per_pass is None or whole is None or min(most) != whole or size is None:
+        return int(samples), True
+    return int(min(samples, math.ceil(whole / per_pass) * size)), False  # the last batch of a pass may be smaller
 
 
 def _batches_per_pass(source: Source, micro_batch_size: int) -> int | None:
@@ -74,7 +79,7 @@ def _rounds(loop: Loop, place: Place, per_pass: int | None) -> int | None:
     if not isinstance(loop, ast.For):
         return None
     own = [int(end) for name, end in ends_at(loop, place, value_of) if name in targets_of(loop)]
-    call = _range_of(loop)
+    call = range_of(loop)
     if call is not None and ast.unparse(call.func).endswith("islice"):
         found = _whole_number(value_of(call.args[1], place)) if len(call.args) == 2 else None
     elif call is not None:
@@ -86,17 +91,6 @@ def _rounds(loop: Loop, place: Place, per_pass: int | None) -> int | None:
     else:
         found = per_pass
     return min((one for one in (found, *own) if one is not None), default=None)
-
-
-def _range_of(loop: ast.For) -> ast.Call | None:
-    """Return the range, or the islice, that a loop goes through, whatever is around it; None of any other."""
-    over = loop.iter
-    while isinstance(over, ast.Call):
-        name = ast.unparse(over.func).rpartition(".")[2]
-        if name in ("range", "trange", "islice"):
-            return over
-        over = over.args[0] if over.args else None
-    return None
 
 
 def _counted_to(loop: Loop, place: Place, around: Sequence[Loop]) -> Iterator[_End]:

@@ -211,6 +211,8 @@ class Seen:
     """Whether each part of a module was in training mode in its first forward."""
     autocast: torch.dtype | None = None
     """In which the module was called."""
+    allows_tf32: bool = False
+    """Then, too: of products of float32 on a GPU."""
     called_with: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
     """Copies of the arguments of the first call of a module that is trained."""
     same_in_each_step: bool = False
@@ -385,6 +387,7 @@ class _Observer:
         kind = next(module.parameters(), torch.empty(0)).device.type
         if torch.is_autocast_enabled(kind):
             self.seen.autocast = torch.get_autocast_dtype(kind)
+        self.seen.allows_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
         trained = {id(p) for one in self.optimizers for group in one.param_groups for p in group["params"]}
         if not any(id(p) in trained for p in module.parameters()):
             return

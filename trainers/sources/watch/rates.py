@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from batchscout.trainers.sources.schedules import MOST_CALLS, rates_of, spread
 from batchscout.trainers.sources.watch.observer import Place, Seen
-from batchscout.trainers.sources.watch.statements import parsed
+from batchscout.trainers.sources.watch.statements import is_over_batches, loops_around, parsed
 
 _SAME = 1e-6
 
@@ -30,17 +33,98 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
         return None
     schedule = next(iter(apart), None)
     if schedule is None:
-        constant = len({step.rates for step in seen.steps}) == 1
-        return [first, first] if constant else _of_expression(seen, num_steps)
+        if not may_change(seen):
+            return [first, first]
+        return _of_passes(seen, num_steps, steps_per_pass) if _is_constant(seen) else _of_expression(seen, num_steps)
     calls_between = schedule.last_epoch if len(seen.steps) > 1 else 0
     if calls_between:
         later = rates_of(schedule, max(0, calls_between * (num_steps - 2)))
         return later and [first, *later[::calls_between]]
-    if len({step.rates for step in seen.steps}) > 1:  # the script sets it beside a schedule that steps by passes
-        return None
+    if not _is_constant(seen) or _is_stepped_between_batches(schedule, seen):
+        return (
+            None  # the script sets the rate beside a schedule that steps by passes, or steps that after so many batches
+        )
     passes = math.ceil(num_steps / steps_per_pass) if steps_per_pass else 0
     later = rates_of(schedule, passes - 1) if passes else None
     return later and [later[min(len(later) - 1, int(step / (steps_per_pass or 1)))] for step in spread(num_steps)]
+
+
+def may_change(seen: Seen) -> bool:
+    """True if the rate is another later in the run, or the script has what might make it another."""
+    assert seen.backward is not None
+    return bool(seen.schedulers) or not _is_constant(seen) or any(map(_sets_rate_around, seen.backward.places))
+
+
+def _is_constant(seen: Seen) -> bool:
+    return len({step.rates for step in seen.steps}) == 1
+
+
+def _sets_rate_around(place: Place) -> bool:
+    """True if a loop around a place sets a rate, itself or in a function of the script that it calls."""
+    loops = loops_around(parsed(place.file), place.position) if place.is_the_scripts else []
+    return bool(loops) and _sets_rate(loops[-1], place, set())
+
+
+def _sets_rate(node: ast.AST, place: Place, known: set[str]) -> bool:
+    """known: the functions that were looked into."""
+    for one in ast.walk(node):
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AugAssign) else []
+        if any(isinstance(target, ast.Subscript) and ast.unparse(target.slice) == "'lr'" for target in targets):
+            return True
+        called = ast.unparse(one.func) if isinstance(one, ast.Call) else ""
+        if called and called not in known:
+            known.add(called)
+            if (inside := _function(called, place)) is not None and _sets_rate(inside, place, known):
+                return True
+    return False
+
+
+def _function(name: str, place: Place) -> ast.AST | None:
+    """Return the function of the script's own code that a name stands for; None where it is none."""
+    try:
+        function = inspect.unwrap(place.value(name))
+        code = inspect.getmodule(function) and function.__code__
+    except (LookupError, AttributeError, ValueError):
+        return None
+    if code is None or "site-packages" in code.co_filename or not Path(code.co_filename).is_file():
+        return None
+    inside = ast.walk(parsed(code.co_filename))
+    functions = (one for one in inside if isinstance(one, ast.FunctionDef) and one.name == code.co_name)
+    return min(functions, key=lambda one: abs(one.lineno - code.co_firstlineno), default=None)
+
+
+def _is_stepped_between_batches(schedule: Any, seen: Seen) -> bool:
+    """True if the loop over the batches steps a schedule, though not after each of the first steps."""
+    assert seen.backward is not None
+    for place in seen.backward.places:
+        loops = loops_around(parsed(place.file), place.position)
+        batches = next((one for one in loops if isinstance(one, ast.For) and is_over_batches(one)), None)
+        for one in ast.walk(batches) if batches else ():
+            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "step":
+                with contextlib.suppress(LookupError):
+                    if place.value(ast.unparse(one.func.value)) is schedule:
+                        return True
+    return False
+
+
+def _of_passes(seen: Seen, num_steps: int, steps_per_pass: float | None) -> list[float] | None:
+    """Return the rates that an expression like `lr * 0.1 ** (epoch // 30)` has over the run, where it has the rate of the first pass."""
+    assert seen.backward is not None
+    passes = math.ceil(num_steps / steps_per_pass) if steps_per_pass else 0
+    if not passes or passes > MOST_CALLS:
+        return None
+    for place in seen.backward.places:
+        tree = parsed(place.file)
+        for expression in _set_as_rate(tree):
+            read = {one.id for one in ast.walk(expression) if isinstance(one, ast.Name)}
+            for counter in sorted(read & _counters(tree)):
+                now = place.local.get(counter, place.global_.get(counter))
+                if not isinstance(now, int):
+                    continue
+                values = _values(expression, place, counter, range(now, now + passes))
+                if values and math.isclose(values[0], seen.steps[0].rates[0], rel_tol=_SAME):
+                    return [values[min(passes - 1, int(step / (steps_per_pass or 1)))] for step in spread(num_steps)]
+    return None
 
 
 def _of_expression(seen: Seen, num_steps: int) -> list[float] | None:

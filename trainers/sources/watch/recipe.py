@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -26,7 +28,7 @@ from batchscout.trainers.sources.watch.batches import (
 from batchscout.trainers.sources.watch.length import run_samples
 from batchscout.trainers.sources.watch.loop import Loop, names_around
 from batchscout.trainers.sources.watch.observer import Seen
-from batchscout.trainers.sources.watch.rates import rates_of_run
+from batchscout.trainers.sources.watch.rates import may_change, rates_of_run
 
 
 def settings(loop: Loop) -> Settings:
@@ -35,12 +37,14 @@ def settings(loop: Loop) -> Settings:
         group.setdefault("initial_lr", rate)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(loop.optimizer), "precision": _precision(loop.seen)}
     keys["batch"] = {"micro_batch_size": loop.micro_batch_size}
+    if loop.seen.allows_tf32:
+        keys["allow_tf32"] = True
     batch = loop.micro_batch_size * loop.num_micro_batches
-    length = run_samples(loop.batches.source, loop.seen, loop.micro_batch_size)
+    length, in_steps = run_samples(loop.batches.source, loop.seen, loop.micro_batch_size) or (None, False)
     told = list(_schedule(loop, keys, batch, length))
     keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
     told += told_of_momentum(loop.optimizer)
-    return Settings(keys, (*told, *_told(loop)), length, tuple(_taken(loop, batch)))
+    return Settings(keys, (*told, *_told(loop)), length, in_steps, tuple(_taken(loop, batch)))
 
 
 def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) -> Iterator[str]:
@@ -48,11 +52,11 @@ def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) 
     per_pass = num_samples_in_source(loop.batches.source)
     steps = max(2, math.ceil((length or batch) / batch))
     rates = rates_of_run(loop.seen, steps, per_pass / batch if per_pass else None) if length else None
-    if rates is None and len({step.rates for step in loop.seen.steps}) == 1 and not loop.seen.schedulers:
+    if rates is None and not may_change(loop.seen):
         rates = [loop.seen.steps[0].rates[0]] * 2
     if rates is None:
         yield (
-            f"how its learning rate changes over its run cannot be known in advance ({loop.seen.steps[0].rates[0]:.3g} in its first step, "
+            f"how its learning rate changes over its run cannot be known in advance, or is not the same for all parameter groups ({loop.seen.steps[0].rates[0]:.3g} in its first step, "
             f"{keys['optimizer']['lr']:.3g} when the optimizer was made); a study takes its own warm-up and warmup_stable_decay to the latter: "
             "set schedule to choose another"
         )
@@ -120,6 +124,24 @@ def _scales_with_gradient(optimizer: Optimizer) -> bool:
     return type(optimizer).__name__ in ("SGD", "ASGD")
 
 
+_AVERAGE = re.compile("(?i:ema)|.*(EMA|Ema([A-Z]|$)|MovingAverage|AveragedModel)|(.*_)?ema(_.*)?")
+
+
+def _averages(seen: Seen) -> str:
+    """Return the names of what keeps an average of the weights, by what it or its class is called; empty without any."""
+    assert seen.backward is not None
+    found = {
+        name: value
+        for place in seen.backward.places
+        if place.is_the_scripts
+        for name, value in names_around(place)
+        if _AVERAGE.fullmatch(name) or _AVERAGE.fullmatch(type(value).__name__)
+    }
+    objects = {name: value for name, value in found.items() if not isinstance(value, type)}
+    kept = (name for name, value in objects.items() if isinstance(value, nn.Module | dict) or hasattr(value, "update"))
+    return ", ".join(sorted(kept))
+
+
 def _told(loop: Loop) -> Iterator[str]:
     source = loop.batches.source
     if isinstance(source, FromLoader) and loop.validation is None:
@@ -151,6 +173,10 @@ def _told(loop: Loop) -> Iterator[str]:
         yield (
             f"its {len(loop.seen.optimizers)} optimizers step together, and a study has one with the groups of all: its learning rate is that of "
             "the first, and those of the others keep their ratio to it"
+        )
+    if averages := _averages(loop.seen):
+        yield (
+            f"it averages its weights ({averages}), and a study judges the weights themselves; ema_half_life_samples has it judge an average, too"
         )
     if loop.seen.compiled:
         yield "torch.compile is the study's to decide"

@@ -61,12 +61,13 @@ def made(
     sums: bool = False,
     own_loss: bool = False,
     flags: Mapping[str, str] | None = None,
+    factors: Mapping[str, float] | None = None,
 ) -> Any:
     """Return what a script trains: a Trainer, what Lightning's `fit` was called with, or a Loop.
 
     script: a file, or a module as `python -m` takes it. sums: whether its loss is the sum of those of its samples. own_loss: whether
-    the study has a loss of its own. flags: those of its own by
-    which its recipe is set, which an export writes. Raises ValueError, in the user's words, where it cannot be studied.
+    the study has a loss of its own. flags, factors: those of its own by which its recipe is set, and what they are of its numbers: for
+    an export. Raises ValueError, in the user's words, where it cannot be studied.
     """
     found = watched(script, tuple(args)).found
     if isinstance(found, _Loop):

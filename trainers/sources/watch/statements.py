@@ -298,6 +298,22 @@ def loops_around(tree: ast.Module, at: Position) -> list[Loop]:
     return [level.owner for level in reversed(_levels(tree, at)) if isinstance(level.owner, Loop)]
 
 
+def range_of(loop: ast.For) -> ast.Call | None:
+    """Return the range, or the islice, that a loop goes through, whatever is around it; None of any other."""
+    over = loop.iter
+    while isinstance(over, ast.Call):
+        name = ast.unparse(over.func).rpartition(".")[2]
+        if name in ("range", "trange", "islice"):
+            return over
+        over = over.args[0] if over.args else None
+    return None
+
+
+def is_over_batches(loop: ast.For) -> bool:
+    """True unless it counts."""
+    return range_of(loop) is None
+
+
 def ends_at(loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any]) -> Iterator[tuple[str, float]]:
     """Yield what is compared with a number where a loop ends, in its head and before each `break`, and that number."""
     tests = [loop.test] if isinstance(loop, ast.While) else []

@@ -8,6 +8,7 @@ import pytest
 
 from batchscout.trainers.sources.watch.flags import (
     Option,
+    factors_of,
     flags_of,
     options_by_name,
     options_of_parser,
@@ -29,7 +30,7 @@ def options(*words: str) -> list[Option]:
 
 
 def test_options_are_found_by_name_and_value() -> None:
-    found = flags_of(options(), 1e-3, 32, 3200)
+    found = flags_of(options(), [1e-3], 32, 3200)
     assert found == {
         "learning_rate": "--lr",
         "micro_batch_size": "--batch-size",
@@ -39,12 +40,12 @@ def test_options_are_found_by_name_and_value() -> None:
 
 
 def test_the_batch_may_be_a_letter() -> None:
-    assert flags_of([Option("-b", "b", 8), Option("-T", "T", 8)], 1e-3, 8, None) == {"micro_batch_size": "-b"}
+    assert flags_of([Option("-b", "b", 8), Option("-T", "T", 8)], [1e-3], 8, None) == {"micro_batch_size": "-b"}
 
 
 @pytest.mark.parametrize(("lr", "batch"), [(2e-3, 32), (1e-3, 64)])
 def test_an_option_that_has_another_value_is_none_of_them(lr: float, batch: int) -> None:
-    found = flags_of(options(), lr, batch, None)
+    found = flags_of(options(), [lr], batch, None)
     assert ("learning_rate" in found) == (lr == 1e-3)
     assert ("micro_batch_size" in found) == (batch == 32)
 
@@ -53,7 +54,7 @@ def test_every_name_of_a_script_is_an_option_where_it_is_called_so() -> None:
     names = {"learning_rate": 6e-4, "batch_size": 12, "always": True, "max_iters": 50, "_hidden": 3}
     found = list(options_by_name(["config/small.py", "--batch_size=12"], names))
     assert {one.flag for one in found} == {"--learning_rate=", "--batch_size=", "--max_iters="}
-    assert flags_of(found, 6e-4, 12, 600)["steps"] == "--max_iters="
+    assert flags_of(found, [6e-4], 12, 600)["steps"] == "--max_iters="
     assert not list(options_by_name(["--lr", "1"], names))
 
 
@@ -72,7 +73,7 @@ def test_what_was_typed_is_an_option_whatever_reads_it() -> None:
         "x",
         "3",
     ]
-    assert flags_of(list(options_typed(typed)), 1e-3, 8, 800) == {
+    assert flags_of(list(options_typed(typed)), [1e-3], 8, 800) == {
         "learning_rate": "--lr",
         "micro_batch_size": "data.batch-size=",
         "steps": "--max_steps=",
@@ -94,3 +95,22 @@ def test_what_was_typed_is_an_option_whatever_reads_it() -> None:
 def test_a_value_takes_the_place_of_what_was_typed(args: list[str], expected: list[str]) -> None:
     assert with_values(args, {"--lr": "2"}) == expected
     assert with_values(["--size=3"], {"--size=": "4", "--lr=": "2"}) == ["--size=4", "--lr=2"]
+
+
+def test_what_counts_steps_of_the_schedule_and_the_rate_of_another_group_are_told_by_their_factors() -> None:
+    typed = [
+        "--lr=1e-3",
+        "--max_steps=5000",
+        "--lr_decay_iters=5000",
+        "--warmup_steps=500",
+        "--eval_steps=100",
+        "--lr_step_size=30",
+        "--decay=2",
+    ]
+    found = list(options_typed(typed))
+    flags = flags_of(found, [1e-4, 1e-3], 8, 40_000)
+    assert flags == {"learning_rate": "--lr=", "steps": "--max_steps="}
+    assert factors_of(found, flags, 1e-4, 5000) == pytest.approx(
+        {"--lr=": 10, "--lr_decay_iters=": 1, "--warmup_steps=": 0.1}
+    )
+    assert factors_of(found, flags, 1e-3, None) == {}, "a run of passes"

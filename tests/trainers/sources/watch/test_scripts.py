@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from batchscout.trainers.before.digests import MODEL, digest_of_model
+from batchscout.trainers.before.read_source import read
+from batchscout.trainers.before.source import Source
 from batchscout.trainers.errors import LossNotSeen
 from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups, settings_of
 from batchscout.trainers.sources.watch import script
@@ -217,6 +219,109 @@ def test_a_rate_that_is_set_beside_a_schedule_of_passes_is_not_carried_on(folder
     loop = watched(folder, text)
     assert keys_of(loop)["optimizer"]["lr"] == 0.01
     assert "cannot be known in advance" in settings_of(loop, None).told[0]
+
+
+SET_BY_HAND = """
+def adjust(optimizer, epoch):
+    lr = {rate}
+    {then}
+    for group in optimizer.param_groups: group["lr"] = lr
+first = 0.1
+optimizer = torch.optim.SGD([{{"params": net[0].parameters()}}, {{"params": net[3].parameters()}}], lr=first)
+schedule = {schedule}
+for epoch in range(5):
+    {by_pass}
+    for number, (x, y) in enumerate(train_loader):
+        optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+        {by_batch}
+"""
+BY_HAND = {"rate": "first", "then": "", "schedule": None, "by_pass": "", "by_batch": ""}
+
+
+def test_a_rate_that_a_function_sets_for_each_pass_keeps_its_shape(folder: Path) -> None:
+    keys = keys_of(
+        watched(
+            folder,
+            SET_BY_HAND.format_map(BY_HAND | {"rate": "first * 0.5 ** epoch", "by_pass": "adjust(optimizer, epoch)"}),
+        )
+    )
+    assert keys["schedule"]["type"] == "table"
+    for share, factor in ((0.1, 1), (0.3, 0.5), (0.5, 0.25), (0.9, 0.0625)):
+        assert factor_at(keys["schedule"]["factors"], share) == pytest.approx(factor, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"then": "if epoch > 2: lr *= 0.1", "by_pass": "adjust(optimizer, epoch)"},
+        {"by_pass": "if epoch: optimizer.param_groups[0]['lr'] *= 0.5"},
+        {"schedule": "torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)", "by_batch": "if number % 5 == 4: schedule.step()"},
+        {"schedule": "torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda n: float(n > 9), lambda n: 1.0])", "by_batch": "schedule.step()"},
+    ],
+    ids=["in_several_statements", "multiplied", "after_some_batches", "another_for_each_group"],
+)  # fmt: skip
+def test_a_rate_that_changes_later_in_a_way_that_is_not_seen_is_told(folder: Path, changed: dict[str, str]) -> None:
+    loop = watched(folder, SET_BY_HAND.format_map(BY_HAND | changed))
+    assert "schedule" not in keys_of(loop)
+    assert "cannot be known in advance" in settings_of(loop, None).told[0]
+
+
+AVERAGED = """
+import copy
+{made}
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+{before}
+for epoch in range(5):
+    for x, y in train_loader:
+        optimizer.zero_grad()
+        {changed}
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        {after}
+"""
+NOTHING = {"made": "", "before": "", "changed": "", "after": ""}
+
+
+@pytest.mark.parametrize(
+    ("made", "after", "name"),
+    [
+        ("ema = copy.deepcopy(net)", "for a, b in zip(ema.parameters(), net.parameters()): a.data.lerp_(b.data, 0.1)", "ema"),
+        ("kept = torch.optim.swa_utils.AveragedModel(net)", "kept.update_parameters(net)", "kept"),
+        ("class AverageMeter:\n    def update(self, x): pass\nlosses = AverageMeter(); schema = {}", "losses.update(1)", None),
+    ],
+)  # fmt: skip
+def test_an_average_of_the_weights_is_told(folder: Path, made: str, after: str, name: str | None) -> None:
+    loop = watched(folder, AVERAGED.format_map(NOTHING | {"made": made, "after": after}))
+    told = [one for one in settings_of(loop, None).told if "averages its weights" in one]
+    assert told == [] if name is None else f"({name})" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "changed", "draws"),
+    [("", "", False), ("", "x = x + 0.5 * torch.randn_like(x)", True), ("import numpy as np", "x = x * float(np.random.beta(1, 1))", True)],
+)  # fmt: skip
+def test_a_loss_that_draws_is_told_as_evaluations_take_it_too(
+    folder: Path, before: str, changed: str, draws: bool
+) -> None:
+    watched(folder, AVERAGED.format_map(NOTHING | {"before": before, "changed": changed}))
+    said = read(Source("script", "train.py", {"args": []}))
+    assert any("draws random numbers" in one for one in said.told) is draws
+
+
+@pytest.mark.parametrize(
+    ("before", "allowed"), [("", None), ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True)]
+)
+def test_tf32_is_the_scripts(folder: Path, before: str, allowed: bool | None) -> None:
+    was = torch.backends.cuda.matmul.fp32_precision
+    try:
+        assert keys_of(watched(folder, AVERAGED.format_map(NOTHING | {"before": before}))).get("allow_tf32") is allowed
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = was
+
+
+def test_a_rate_that_is_set_before_the_run_is_constant(folder: Path) -> None:
+    text = SET_BY_HAND.format_map(BY_HAND).replace("for epoch", "adjust(optimizer, 0)\nfor epoch", 1)
+    assert keys_of(watched(folder, text))["schedule"] == {"type": "constant"}
 
 
 STATEFUL = """
