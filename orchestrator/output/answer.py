@@ -10,11 +10,12 @@ from enum import StrEnum
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.caveats import caveats_of, not_carried, worth_a_longer_run
 from batchscout.orchestrator.output.deciding import ToDecide, longer_runs, to_decide
-from batchscout.orchestrator.output.known import Known, baseline_run, known_of, not_run
+from batchscout.orchestrator.output.known import Known, baseline_run, known_of
 from batchscout.orchestrator.output.verdict import open_text, saved_text, settings_text, wasted_text
 from batchscout.orchestrator.stages import change_of, stage_of
 from batchscout.orchestrator.stages.horizons import nearest_run
 from batchscout.orchestrator.stages.too_short import in_words
+from batchscout.orchestrator.stages.train import not_run
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.trainers.config import TrialConfig

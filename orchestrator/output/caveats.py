@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.known import baseline_run, known_of, not_run
+from batchscout.orchestrator.output.known import baseline_run, known_of
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.context import disturbance_in
@@ -15,7 +15,7 @@ from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to
 from batchscout.orchestrator.stages.input_bound import input_bound
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.too_short import TooShort, in_words, out_of_reach
-from batchscout.orchestrator.stages.train import LearningRateFindings, trained
+from batchscout.orchestrator.stages.train import LearningRateFindings, not_run, trained
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import number_text

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.horizons import carried_to
 from batchscout.orchestrator.stages.train import BatchFindings, TimeGain, TrainFindings, trained
 from batchscout.orchestrator.study.state import Study
@@ -94,18 +93,6 @@ def compared_of(study: Study, winner: Trial) -> Compared | None:
     if sum(one.num_runs for one in findings.batches) < 2:
         return None
     return Compared(findings, mine, tuple(one for one in findings.batches if one is not mine))
-
-
-def whose(config: StudyConfig, baseline: Trial | None) -> str:
-    """Return what the run that others are held against is to the user."""
-    return "your own setting" if not_run(config, baseline) is None else "the setting nearest to yours"
-
-
-def not_run(config: StudyConfig, baseline: Trial | None) -> int | None:
-    """Return the user's own effective batch where it was not run, as it does not fit or no split of it was timed, and the nearest one stands
-    for it; None where it was."""
-    own = baseline_batch(config)
-    return own if baseline is not None and baseline.config.effective_batch_size != own else None
 
 
 def baseline_run(study: Study) -> Trial | None:

@@ -16,7 +16,7 @@ from batchscout.orchestrator.output.caveats import (
     worth_a_longer_run,
 )
 from batchscout.orchestrator.output.deciding import to_decide
-from batchscout.orchestrator.output.known import Known, baseline_run, known_of, undecided_between, whose
+from batchscout.orchestrator.output.known import Known, baseline_run, known_of, undecided_between
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages import change_of
@@ -27,7 +27,7 @@ from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to
 from batchscout.orchestrator.stages.stage import Change
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.too_short import in_words
-from batchscout.orchestrator.stages.train import TimeGain, TrainFindings
+from batchscout.orchestrator.stages.train import TimeGain, TrainFindings, whose
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial

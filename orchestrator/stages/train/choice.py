@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Train
-from batchscout.orchestrator.config.trial import scaled_learning_rate
+from batchscout.orchestrator.config.trial import baseline_batch, scaled_learning_rate
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.observed import observations, setting_of, surface_through
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
@@ -118,3 +119,15 @@ def _is_own(context: StageContext[Train], standing: Standing) -> bool:
     config = standing.config
     rule = scaled_learning_rate(context.config.optimizer, config.effective_batch_size)
     return standing.first.protected and abs(config.learning_rate / rule - 1) < SAME_RATE
+
+
+def whose(config: StudyConfig, baseline: Trial | None) -> str:
+    """Return what the run that others are held against is to the user."""
+    return "your own setting" if not_run(config, baseline) is None else "the setting nearest to yours"
+
+
+def not_run(config: StudyConfig, baseline: Trial | None) -> int | None:
+    """Return the user's own effective batch where it was not run, as it does not fit or no split of it was timed, and the nearest one stands
+    for it; None where it was."""
+    own = baseline_batch(config)
+    return own if baseline is not None and baseline.config.effective_batch_size != own else None

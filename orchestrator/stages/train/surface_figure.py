@@ -25,7 +25,7 @@ from batchscout.orchestrator.stages.figures import (
     Mark,
     Series,
 )
-from batchscout.orchestrator.stages.train.choice import choice_of, full_runs, surface_of
+from batchscout.orchestrator.stages.train.choice import choice_of, full_runs, surface_of, whose
 from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.stages.train.lineup import lineup_of
 from batchscout.orchestrator.units import exact_text, loss_text, number_text
@@ -53,7 +53,7 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
     cut = (
         "; with a ~, what a run that was cut would have come to" if any("~" in mark.text for mark in runs.marks) else ""
     )
-    looks = ["ringed: recommended"] * ("chosen" in roles) + ["green: your own setting"] * ("baseline" in roles)
+    looks = ["ringed: recommended"] * ("chosen" in roles) + [f"green: {_whose(context)}"] * ("baseline" in roles)
     return [
         *([against] if sum(len(one.marks) for one in against.series) > 1 else []),
         Figure(
@@ -69,6 +69,10 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
             height=360,
         ),
     ]
+
+
+def _whose(context: StageContext[Train]) -> str:
+    return whose(context.config, next((trial for trial in context.trials() if trial.protected), None))
 
 
 MOST_LOST = -1.0
@@ -108,11 +112,7 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
         (
             Series("", (choice,), joined=False),
             Series("at its best rate", best, OTHERS_COLOUR, joined=False),
-            *(
-                [Series("your own setting", (its_own,), BASELINE_COLOUR, joined=False, aside=9)]
-                if yours != chosen
-                else []
-            ),
+            *([Series(_whose(context), (its_own,), BASELINE_COLOUR, joined=False, aside=9)] if yours != chosen else []),
         ),
         f"The share of the {what} to the loss of each that the recommended setting saves, with the 90 % interval, by the surface through all runs. "
         f"Where an interval crosses the zero line, the two cannot be told apart.{' One that reaches the bottom goes on below it.' if is_cut else ''}",
