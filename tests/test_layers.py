@@ -41,6 +41,7 @@ LEAVES_OF_TRAINERS = {
     "descendants",
     "errors",
     "files",
+    "having",
     "knobs",
     "launcher",
     "lines",

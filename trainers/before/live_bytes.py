@@ -12,6 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
+from batchscout.trainers.having import having
+
 
 class LiveBytes(TorchDispatchMode):
     """Counts the bytes of the storages that are made within it, until they are freed."""
@@ -70,8 +72,7 @@ class LiveBytes(TorchDispatchMode):
         self._now -= self._bytes_of.pop(address, 0)
 
 
-@contextlib.contextmanager
-def _resizing_seen_by(see: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+def _resizing_seen_by(see: Callable[[torch.UntypedStorage], None]) -> contextlib.AbstractContextManager[None]:
     """Have `see` called with each storage that changes its size: FSDP2 frees and fills whole weights so, and no operation
     tells of it."""
     resize = torch.UntypedStorage.resize_
@@ -81,11 +82,7 @@ def _resizing_seen_by(see: Callable[[torch.UntypedStorage], None]) -> Iterator[N
         see(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize_and_see  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield
-    finally:
-        torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]
+    return having(torch.UntypedStorage, "resize_", resize_and_see)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from batchscout.trainers.having import having
+
 
 @contextlib.contextmanager
 def one_sequence_each(sample: Any) -> Iterator[None]:
@@ -20,9 +22,5 @@ def one_sequence_each(sample: Any) -> Iterator[None]:
     if has_positions or not hasattr(masking, "find_packed_sequence_indices"):
         yield
         return
-    found = masking.find_packed_sequence_indices
-    masking.find_packed_sequence_indices = lambda position_ids: None
-    try:
+    with having(masking, "find_packed_sequence_indices", lambda position_ids: None):
         yield
-    finally:
-        masking.find_packed_sequence_indices = found

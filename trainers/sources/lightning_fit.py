@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
-from batchscout.trainers.sources.having import having
+from batchscout.trainers.having import having
 from batchscout.trainers.sources.kinds import (
     LIGHTNING,
     is_lightning_data,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from batchscout.trainers.sources.having import having
+from batchscout.trainers.having import having
 from batchscout.trainers.sources.held_out import EVERY_TENTH
 from batchscout.trainers.sources.kinds import is_overridden, library_of
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys, rate_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from batchscout.trainers.sources.having import having
+from batchscout.trainers.having import having
 from batchscout.trainers.sources.kinds import is_lightning_module
 from batchscout.trainers.sources.of_lightning import OfLightning
 from batchscout.trainers.sources.of_transformers import OfTrainer

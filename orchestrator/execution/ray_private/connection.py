@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +23,7 @@ from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import AuthenticationError
 
 from batchscout.orchestrator import signals
+from batchscout.trainers.having import having
 
 SECONDS_TO_CONNECT, SECONDS_TO_ANSWER = 5, 15
 """How long --address has to accept a connection, and to answer: a cluster may be busy."""
@@ -78,7 +78,7 @@ def other_versions_at(address: str) -> tuple[Versions, Versions] | None:
 
 def sigterm_left_alone() -> contextlib.AbstractContextManager[None]:
     """Keep ray.init from taking SIGTERM for itself: it would end this process at once, with exit code 15."""
-    return _replaced(ray_utils, "set_sigterm_handler", lambda handler: None)
+    return having(ray_utils, "set_sigterm_handler", lambda handler: None)
 
 
 def shut_down() -> None:
@@ -93,7 +93,7 @@ def shut_down() -> None:
         signals.hear_again()
         disconnect()
 
-    with _replaced(state, "disconnect", hear_and_disconnect):
+    with having(state, "disconnect", hear_and_disconnect):
         ray.shutdown()
 
 
@@ -103,17 +103,7 @@ def loopback_only() -> contextlib.AbstractContextManager[None]:
     Ray does so on systems where it supports no cluster of several machines; an address of loopback that it is given, it
     replaces by one that others reach.
     """
-    return _replaced(ray_constants, "ENABLE_RAY_CLUSTER", False)
-
-
-@contextlib.contextmanager
-def _replaced(module: object, name: str, value: object) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
+    return having(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
 def files_in(folder: Path) -> dict[str, str]:
@@ -141,7 +131,7 @@ def uploading_nothing() -> contextlib.AbstractContextManager[None]:
     Under `uv run`, in a job of another cluster, or with RAY_RUNTIME_ENV_HOOK, Ray would zip the current directory, refuse a large one or one
     without pyproject.toml, and start every worker through uv.
     """
-    return _replaced(ray_worker, "_maybe_modify_runtime_env", lambda environment, skips_hook: {})
+    return having(ray_worker, "_maybe_modify_runtime_env", lambda environment, skips_hook: {})
 
 
 def without_its_errors() -> contextlib.AbstractContextManager[None]:
@@ -151,4 +141,4 @@ def without_its_errors() -> contextlib.AbstractContextManager[None]:
     Ray's thread that would print them dies with a traceback where the gcs ends while it subscribes: at a study that is stopped
     while Ray starts.
     """
-    return _replaced(ray_worker, "listen_error_messages", lambda worker, threads_stopped: None)
+    return having(ray_worker, "listen_error_messages", lambda worker, threads_stopped: None)

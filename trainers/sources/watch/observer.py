@@ -31,7 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.criteria import IGNORED_TARGET
-from batchscout.trainers.sources.having import having
+from batchscout.trainers.having import having
 from batchscout.trainers.sources.kinds import is_lightning_trainer, is_transformers_trainer
 from batchscout.trainers.sources.watch.batches import same_numbers
 from batchscout.trainers.sources.watch.flags import Option, options_of_parser

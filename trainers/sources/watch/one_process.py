@@ -11,8 +11,8 @@ import torch.distributed
 import torch.nn.parallel.distributed as parallel_module
 from torch import nn
 
+from batchscout.trainers.having import having
 from batchscout.trainers.launcher import ALONE, without_launcher
-from batchscout.trainers.sources.having import having
 
 
 def asks_for_a_launcher(error: BaseException | None) -> bool:

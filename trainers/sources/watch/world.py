@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from batchscout.trainers.files import quoted
+from batchscout.trainers.having import having
 from batchscout.trainers.sources.watch.on_import import on_import
 from batchscout.trainers.sources.watch.programs import (
     COMPILER,
@@ -388,19 +389,14 @@ def _trackers_off() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _no_exit_functions() -> Iterator[None]:
+def _no_exit_functions() -> contextlib.AbstractContextManager[None]:
     """Have `atexit.register` forget what it is given, but for what Python's own library registers once for the whole process."""
     register = atexit.register
 
     def forget(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         return register(function, *args, **kwargs) if _is_pythons(_module(sys._getframe(1))) else function
 
-    atexit.register = forget
-    try:
-        yield
-    finally:
-        atexit.register = register
+    return having(atexit, "register", forget)
 
 
 @contextlib.contextmanager
