@@ -81,8 +81,13 @@ def with_source(tree: Mapping[str, Any], say: Callable[[str], object]) -> dict[s
 def _run_samples(said: Settings, given: Mapping[str, Any]) -> int | None:
     """Return the samples of the object's own run, whose steps take as many as the study file says."""
     own = said.keys["optimizer"]["reference_batch_size"]
-    batch = (given.get("optimizer") or {}).get("reference_batch_size", own)
+    batch = _given_batch(given) or own
     return scaled(said.run_samples, said.in_steps, batch / own) if isinstance(batch, int) else said.run_samples
+
+
+def _given_batch(given: Mapping[str, Any]) -> Any:
+    optimizer = given.get("optimizer")  # which may be anything: what is wrong is refused later
+    return optimizer.get("reference_batch_size") if isinstance(optimizer, Mapping) else None
 
 
 def _own_batch(keys: Mapping[str, Any]) -> dict[str, int]:
@@ -111,7 +116,7 @@ def _changed(said: Settings, given: Mapping[str, Any]) -> Iterator[str]:
             f"its run takes {run_samples:,} samples, and full runs of the study {budget:,}, with its schedule over that length"
             + (f"; real_run: {{samples: {run_samples}}} carries the answer to its own" if run_samples > budget else "")
         )
-    if ranks != 1 and isinstance(ranks, int) and "reference_batch_size" not in (given.get("optimizer") or {}):
+    if ranks != 1 and isinstance(ranks, int) and not _given_batch(given):
         batch = said.keys["optimizer"]["reference_batch_size"]
         yield (
             f"its {batch} samples a step are taken for those of all {ranks} ranks together; where each process of yours takes so many, set "

@@ -913,7 +913,7 @@ def test_a_scripts_command_keeps_its_schedule_and_names_what_the_study_had_other
         == "torchrun --nproc_per_node=2 train.py --lr 0.002 --steps 2500 --lr_decay_iters 2500 --warmup_iters 250"
     )
     for said in (
-        "is that of the first parameter group",
+        "the first parameter group trains at 0.0002: what the flag sets is 10 times that",
         "betas of the optimizer: (0.9, 0.",
         "precision: bfloat16, where the script has float32",
     ):

@@ -46,7 +46,8 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
     """Yield what is to be changed in the script itself, and what the study had otherwise than it."""
     name = script.script
     if script.factors.get(script.flags.get("learning_rate", ""), 1.0) != 1.0:
-        yield f"the learning rate {r.learning_rate:.4g} is that of the first parameter group: the flag sets that of another"
+        factor = script.factors[script.flags["learning_rate"]]
+        yield f"the first parameter group trains at {r.learning_rate:.4g}: what the flag sets is {factor:.4g} times that, as in your own command"
     if "learning_rate" not in script.flags:
         yield f"{name} has no flag for its learning rate: set that of its first parameter group to {r.learning_rate:.4g}, and others as many times theirs"
     if "micro_batch_size" not in script.flags:

@@ -82,9 +82,8 @@ def _sets_rate(node: ast.AST, place: Place, known: set[str]) -> bool:
 def _function(name: str, place: Place) -> ast.AST | None:
     """Return the function of the script's own code that a name stands for; None where it is none."""
     try:
-        function = inspect.unwrap(place.value(name))
-        code = inspect.getmodule(function) and function.__code__
-    except (LookupError, AttributeError, ValueError):
+        code = getattr(inspect.unwrap(place.value(name)), "__code__", None)
+    except Exception:  # of the script's own objects, whose attributes may be computed
         return None
     if code is None or "site-packages" in code.co_filename or not Path(code.co_filename).is_file():
         return None
