@@ -687,7 +687,7 @@ def check_ranks(config: StudyConfig) -> None:
     lanes, has_gpus = config.placement.lanes or 1, _has_cuda()
     ranks = lanes * config.world_size
     needed = ranks if has_gpus else ranks * (config.placement.cpus_per_rank or 1)
-    there, what = (torch.cuda.device_count(), "GPU") if has_gpus else (os.cpu_count() or 1, "CPU")
+    there, what = (torch.cuda.device_count(), "GPU") if has_gpus else (cgroup.usable_cpus(), "CPU")
     if needed > there:
         raise ValueError(
             f"world_size {config.world_size} on {counted(lanes, 'lane')} takes {counted(needed, what)}, and this machine has {there}; lower "

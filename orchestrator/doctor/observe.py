@@ -81,20 +81,9 @@ def _processors() -> Processors:
         platform.system(),
         os.cpu_count() or 1,
         len(os.sched_getaffinity(0)),
-        quota_of(Path("/proc")),
+        cgroup.cpu_quota(),
         os.getloadavg()[0],
     )
-
-
-def quota_of(proc: Path) -> float | None:
-    """Return the least time, in cores, that this process's control group, version 2, or one around it has."""
-    found = []
-    for group in cgroup.memory_groups(proc):
-        file = group / "cpu.max"
-        if file.exists():
-            quota, period = file.read_text().split()
-            found += [int(quota) / int(period)] if quota != "max" else []
-    return min(found, default=None)
 
 
 def _total_bytes() -> int:

@@ -36,6 +36,7 @@ from batchscout.orchestrator.execution.ray_private.connection import (
     answer_at,
     files_in,
     loopback_only,
+    num_cpus_by_default,
     other_versions_at,
     raylet_socket,
     servers,
@@ -54,6 +55,7 @@ from batchscout.orchestrator.signals import interrupts_afterwards, left_if_stuck
 from batchscout.orchestrator.study.messages import Device
 from batchscout.orchestrator.units import counted
 from batchscout.trainers.descendants import adopts_orphans, end_descendants
+from batchscout.trainers.device.cgroup import usable_cpus
 from batchscout.trainers.files import StorageLost
 
 # How long a study waits for the cluster's first CPU, and for nodes that it was told to wait for.
@@ -153,6 +155,8 @@ def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options
 
 def _start_local_cluster(environment: dict[str, Any], options: dict[str, Any], suspects: str) -> None:
     protect_local_cluster()
+    # Ray counts the machine's. More threads than cores make every speed that of threads that wait for each other.
+    options.setdefault("num_cpus", min(num_cpus_by_default(), usable_cpus()))
     options |= files_in(private_folder())
     # The environment is inherited and not in the runtime_env, so that Ray can give the study processes that wait idle.
     with (

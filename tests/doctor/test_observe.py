@@ -21,7 +21,6 @@ from batchscout.orchestrator.doctor.observe import (
     disk_at,
     hub_at,
     import_elsewhere,
-    quota_of,
 )
 from batchscout.orchestrator.execution.session import reachable_address
 from batchscout.orchestrator.verbs.helping import named_cluster
@@ -113,20 +112,6 @@ def test_a_hub_that_answers_anything_is_reached(monkeypatch: pytest.MonkeyPatch)
     assert "refused" in hub_at("http://127.0.0.1:1").error
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert hub_at("http://127.0.0.1:1").is_offline
-
-
-def test_the_quota_of_the_control_group_is_read_in_cores(tmp_path: Path) -> None:
-    proc, group = tmp_path / "proc", tmp_path / "group"
-    (proc / "self").mkdir(parents=True)
-    (group / "mine").mkdir(parents=True)
-    (proc / "self" / "mountinfo").write_text(f"31 23 0:28 / {group} rw - cgroup2 cgroup rw\n")
-    (proc / "self" / "cgroup").write_text("0::/mine\n")
-    assert quota_of(proc) is None
-    (group / "mine" / "cpu.max").write_text("max 100000\n")
-    (group / "cpu.max").write_text("150000 100000\n")
-    assert quota_of(proc) == 1.5
-    (group / "mine" / "cpu.max").write_text("400000 100000\n")
-    assert quota_of(proc) == 1.5, "that of the group around it"
 
 
 @pytest.mark.parametrize(

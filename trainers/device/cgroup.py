@@ -1,10 +1,11 @@
-"""What the kernel tells of this process's memory control group, v1 or v2: a container's, a job's of Slurm, a systemd unit's.
+"""What the kernel tells of this process's control group, v1 or v2: a container's, a job's of Slurm, a systemd unit's.
 
 Files of a group are read where the kernel says that its file system is mounted, and not where it usually is.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,22 @@ def memory_kills(proc: Path = Path("/proc")) -> int:
             if (kills := _fields(group / name).get("oom_kill")) is not None:
                 return int(kills)
     return int(_fields(proc / "vmstat").get("oom_kill", 0))
+
+
+def cpu_quota(proc: Path = Path("/proc")) -> float | None:
+    """Return the least time, in cores, that this process's group, version 2, or one around it has; None where none has a limit."""
+    found = list[float]()
+    for group in memory_groups(proc):
+        if (file := group / "cpu.max").exists():
+            quota, period = file.read_text().split()
+            found += [int(quota) / int(period)] if quota != "max" else []
+    return min(found, default=None)
+
+
+def usable_cpus() -> int:
+    """Return how many cores this process may use: a job's of Slurm, or what taskset has left it, may be fewer than the machine has."""
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, int(min(allowed, cpu_quota() or allowed)))
 
 
 def memory_groups(proc: Path = Path("/proc")) -> Iterator[Path]:

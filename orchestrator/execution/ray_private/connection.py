@@ -106,6 +106,11 @@ def loopback_only() -> contextlib.AbstractContextManager[None]:
     return having(ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
+def num_cpus_by_default() -> int:
+    """Return how many CPUs a cluster of this machine has that is not told."""
+    return ray_utils.get_num_cpus()
+
+
 def files_in(folder: Path) -> dict[str, str]:
     """Return the argument of ray.init for a cluster that keeps its files in this folder."""
     return {"_temp_dir": str(folder)}

@@ -185,3 +185,29 @@ def test_a_real_kill_for_want_of_memory_is_counted_in_its_group_and_no_other(lim
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert int(run_in(limited_group, count).stdout) == before + 1
     assert cgroup.memory_kills() == ours
+
+
+def test_the_cores_that_this_process_may_use_are_counted_and_not_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert cgroup.usable_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    for quota, cores in ((None, len(before)), (0.5, 1), (len(before) + 1.5, len(before))):
+        monkeypatch.setattr(cgroup, "cpu_quota", lambda quota=quota: quota)
+        assert cgroup.usable_cpus() == cores
+
+
+def test_the_quota_of_the_control_group_is_read_in_cores(tmp_path: Path) -> None:
+    proc, group = tmp_path / "proc", tmp_path / "group"
+    (proc / "self").mkdir(parents=True)
+    (group / "mine").mkdir(parents=True)
+    (proc / "self" / "mountinfo").write_text(f"31 23 0:28 / {group} rw - cgroup2 cgroup rw\n")
+    (proc / "self" / "cgroup").write_text("0::/mine\n")
+    assert cgroup.cpu_quota(proc) is None
+    (group / "mine" / "cpu.max").write_text("max 100000\n")
+    (group / "cpu.max").write_text("150000 100000\n")
+    assert cgroup.cpu_quota(proc) == 1.5
+    (group / "mine" / "cpu.max").write_text("400000 100000\n")
+    assert cgroup.cpu_quota(proc) == 1.5, "that of the group around it"
