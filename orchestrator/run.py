@@ -444,9 +444,17 @@ def _read_device_peaks(driver: Driver, shape: LaneShape, *, is_local: bool) -> N
 
 
 def _read_machine(driver: Driver, lanes: Lanes) -> None:
-    """Journal once on what the study is run, and with which versions, for whoever reads its report."""
-    if driver.journal.study.facts.versions is None:
-        numbers = {library: version(library) for library in ("batchscout", "torch", "ray")}
+    """Journal once on what the study is run, and with which versions, for whoever reads its report; say later where the torch that trials
+    were measured with is another by now."""
+    numbers = {library: version(library) for library in ("batchscout", "torch", "ray")}
+    study, known = driver.journal.study, driver.journal.study.facts.versions
+    if known and known.get("torch") != numbers["torch"] and any(trial.state.ended for trial in study.trials.values()):
+        told = (
+            f"trials were measured with torch {known.get('torch')}, and later ones with {numbers['torch']}: speeds, memory and losses of both are "
+            "compared; to measure all with one, run the study with another --dir"
+        )
+        _tell(driver, Notice(NoticeKind.KEPT_TRIALS, told))
+    if known is None:
         versions, first = {"python": platform.python_version(), **numbers}, lanes.first(driver.journal.raise_if_lost)
         facts = Facts(device=first.device or None, measured_on=first.hardware, versions=versions)
         driver.journal.append(FactsRead(facts=facts))

@@ -364,7 +364,8 @@ class TrialConfig(Strict):
     evaluations: tuple[PositiveInt, ...] = ()
     """Further sample counts at which the run evaluates, saves a checkpoint and reports, and goes on without waiting."""
     evaluation_samples: Annotated[int, Field(ge=0)] = 256
-    """Validation samples of each evaluation: the first of them, or all if there are fewer. 0: it never evaluates."""
+    """Validation samples of each evaluation, from all parts of the set (of a stream its first), or all if there are fewer. 0: it never
+    evaluates."""
     ema_half_life_samples: PositiveInt | None = None
     """The half-life of a moving average of the weights, in samples. Evaluations use the average, in which the initial
     weights do not count. null: there is none."""

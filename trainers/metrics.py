@@ -48,7 +48,7 @@ METRICS = {  # a name stays: journals and checkpoints have it
     "learning_rate": Metric("Of the last step."),
     "loss": Metric("The mean training loss since the last report.", format=_LOSS),
     "final_loss": Metric("The training loss of the last step.", "final loss", format="{:.6f}"),
-    "val_loss": Metric("Without dropout, over `evaluation_samples` validation samples from all parts of the set; with averaged weights where there are any.", "val loss", format=_LOSS),
+    "val_loss": Metric("Without dropout, over `evaluation_samples` validation samples from all parts of the set, of a stream its first; with averaged weights where there are any.", "val loss", format=_LOSS),
     "train_loss": Metric("As val_loss is measured, over samples that it has trained on.", "train loss", format=_LOSS),
     "generalisation_gap": Metric("val_loss less train_loss.", "generalisation gap", format=_GAP),
     "perplexity": Metric("exp(val_loss), of text.", format="{:,.2f}"),

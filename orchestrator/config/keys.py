@@ -264,7 +264,7 @@ class StudyConfig(Strict):
     """The samples (sequences) of the baseline's full training run. The `objective` says what the other candidates may
     train on: as many, or as many as they get done in the same time."""
     evaluation_samples: PositiveInt = 256
-    """The validation samples of each evaluation: the same ones from all parts of the set, or all if there are fewer."""
+    """The validation samples of each evaluation: the same ones from all parts of the set (of a stream its first), or all if there are fewer."""
     evaluations: Annotated[int, Field(ge=1)] = 8
     """How often a full training run is evaluated, at even distances; the last evaluation is at its end."""
     schedule: Schedule = Schedule()

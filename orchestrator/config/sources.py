@@ -116,11 +116,27 @@ def _changed(said: Settings, given: Mapping[str, Any]) -> Iterator[str]:
             f"its run takes {run_samples:,} samples, and full runs of the study {budget:,}, with its schedule over that length"
             + (f"; real_run: {{samples: {run_samples}}} carries the answer to its own" if run_samples > budget else "")
         )
-    if ranks != 1 and isinstance(ranks, int) and not _given_batch(given):
-        batch = said.keys["optimizer"]["reference_batch_size"]
+    own = said.keys["optimizer"]["reference_batch_size"]
+    if said.processes != 1 and ranks != said.processes:
         yield (
-            f"its {batch} samples a step are taken for those of all {ranks} ranks together; where each process of yours takes so many, set "
-            f"optimizer: {{reference_batch_size: {batch * ranks}}}"
+            f"its Trainer has {said.processes} processes, which together take {own} samples a step, and world_size is {ranks}: that is how speeds and "
+            f"memory are measured, and what is exported; set world_size: {said.processes} for its own"
+        )
+    elif said.processes == 1 and ranks != 1 and isinstance(ranks, int) and not _given_batch(given):
+        yield (
+            f"its {own} samples a step are taken for those of all {ranks} ranks together; where each process of yours takes so many, set "
+            f"optimizer: {{reference_batch_size: {own * ranks}}}"
+        )
+    schedule = said.keys.get("schedule") or {}
+    if (
+        (_given_batch(given) or own) != own
+        and not said.in_steps
+        and schedule.get("type") == "table"
+        and "schedule" not in given
+    ):
+        yield (
+            f"its schedule was followed over the steps of {own} samples each; with {_given_batch(given)} a step there are fewer, and what it counts in "
+            "steps, such as a warm-up, is a larger share of them: set schedule and optimizer.warmup for that"
         )
     for key, value in given.items():
         own = said.keys.get(key)

@@ -7,6 +7,7 @@ from batchscout.orchestrator.output.known import baseline_run, known_of
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.context import disturbance_in
+from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
 from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
 from batchscout.orchestrator.stages.findings import found
@@ -50,6 +51,8 @@ def caveats_of(config: StudyConfig, study: Study, winner: Trial, nearest: Trial,
     measured = f"measured with {scope_of(config, study, winner)}"
     if asks_for_the_length(config, study, winner):
         measured += "; for a longer run, give real_run.samples"
+    if split := _splits_differ(study):
+        limits.append(split)
     evidence, run = _of_the_evidence(config, study, nearest), _of_the_run(config, study, nearest, trial)
     return tuple(filter(None, [*evidence, *limits, *run, measured]))
 
@@ -88,6 +91,17 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
     return warnings
 
 
+def _splits_differ(study: Study) -> str:
+    """Return that a batch trains otherwise in other micro-batches; empty where it does not, or that was not looked at."""
+    findings = found(study, EquivalenceFindings)
+    if findings is None or findings.judgement not in ("splits_differ", "no_sum"):
+        return ""
+    return (
+        "splits of one batch do not train alike (equivalence), so what was compared are batches in the micro-batches that they were trained in: keep "
+        "that of the recommendation"
+    )
+
+
 def _of_the_run(config: StudyConfig, study: Study, nearest: Trial, trial: TrialConfig) -> list[str]:
     warnings = list[str]()
     if slow := _slower_than_the_baseline(config, study, nearest):
@@ -98,6 +112,12 @@ def _of_the_run(config: StudyConfig, study: Study, nearest: Trial, trial: TrialC
     if overfitting := overfitting_of(nearest):
         warnings.append(f"it overfits: {overfitting}; a shorter run or more regularization may end lower")
     num_samples, budget = study.facts.num_train_samples, trial.sample_budget
+    if config.real_run and carried_to(study, nearest) and num_samples and budget > FEW_PASSES * num_samples:
+        most = max(one.config.sample_budget for one in study.trials.values() if one.is_full_run)
+        warnings.append(
+            f"the real run takes each of the {num_samples:,} training samples {budget / num_samples:.0f} times, and no run that was measured more "
+            f"than {most / num_samples:.1f} times: what repetition and overfitting do there is not in what is carried to it"
+        )
     if config.regime == "finetune" and num_samples and budget > FEW_PASSES * num_samples:
         warnings.append(
             f"it sees each of the {num_samples:,} training samples {budget / num_samples:.1f} times, and finetuning takes 2 to "

@@ -26,6 +26,7 @@ ANSWER = (
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "world_size", "effective_batch_size",
     "activation_checkpointing", "compile",
     "precision", "cross_entropy", "memory_knobs", "learning_rate", "warmup_samples", "sample_budget", "ramp", "model_changes",
+    "parallel", "peft", "allow_tf32", "ema_half_life_samples", "batch_norm",
 )  # fmt: skip
 SURE = ("p_best", "regret_time")
 MEASURED = ("val_loss", "tokens_per_second", "peak_memory_bytes", "train_seconds", "noise_scale")
@@ -218,7 +219,7 @@ def _text(key: str, value: JsonValue, side: Side) -> str:
         if key == "tokens_per_second":  # it counts tokens in one study and samples in another
             return rate_text(value, side.study.facts.rate_unit)
         if key == "regret_time":
-            return f"{share_text(value)} of the training time"
+            return f"{share_text(value)} of the {'samples' if side.config.objective == 'samples' else 'training time'}"
         if key in MEASURED:
             return metric_of(key).text(value)
     if isinstance(value, list):

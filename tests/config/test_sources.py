@@ -111,6 +111,40 @@ def test_of_several_ranks_it_is_told_whose_samples_a_step_takes_and_what_counts_
     assert any("set optimizer: {reference_batch_size: 64}" in one for one in told) == told_of_ranks
 
 
+@pytest.mark.parametrize(
+    ("processes", "world_size", "told"),
+    [(8, 1, "set world_size: 8"), (8, 8, ""), (1, 8, "set optimizer: {reference_batch_size: 128}"), (1, 1, "")],
+)
+def test_a_trainer_of_several_processes_says_how_many_a_study_has(
+    monkeypatch: pytest.MonkeyPatch, processes: int, world_size: int, told: str
+) -> None:
+    monkeypatch.setattr(sources, "read_source", lambda _: Settings(SAID, (), 100, processes=processes))
+    said = list[str]()
+    with_source({"from": {"lightning": "a:b"}, "world_size": world_size}, said.append)
+    assert [one for one in said if "world_size" in one or "ranks" in one] == [
+        one for one in said if told and told in one
+    ]
+    assert bool(said) is bool(told)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "is_told"), [({"type": "table", "factors": [0, 1]}, True), ({"type": "cosine"}, False)]
+)
+def test_a_schedule_that_counts_steps_is_told_where_a_step_has_more_samples(
+    monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any], is_told: bool
+) -> None:
+    monkeypatch.setattr(sources, "read_source", lambda _: Settings(SAID | {"schedule": schedule}, (), 100))
+    said = list[str]()
+    with_source({"from": {"lightning": "a:b"}, "optimizer": {"reference_batch_size": 128}}, said.append)
+    assert (
+        any(
+            "its schedule was followed over the steps of 16 samples each; with 128 a step there are fewer" in one
+            for one in said
+        )
+        is is_told
+    )
+
+
 def test_a_run_that_the_study_shortens_is_told_with_the_key_that_carries_the_answer_to_it(
     reading: list[Source],
 ) -> None:

@@ -55,6 +55,8 @@ def test_another_optimizer_or_schedule_is_another_answer() -> None:
     for changed, key in (
         (replace(same, optimizer=same.optimizer.model_copy(update={"weight_decay": 0.3})), "optimizer.weight_decay"),
         (replace(same, schedule=Schedule(type="cosine")), "schedule.type"),
+        (replace(same, peft={"r": 8}), "peft"),
+        (replace(same, parallel="fsdp"), "parallel"),
     ):
         found = compared(side("a", same), side("b", changed))
         assert (found.same_answer, key in {one.key for one in found.answers}) == (False, True)

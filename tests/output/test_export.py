@@ -388,6 +388,12 @@ def test_deepspeed_is_json_with_the_batch_identity(schedule: dict[str, Any]) -> 
     assert any("the last 4 steps were annealed" in note for note in tree["_batchscout"]) == anneals
 
 
+def test_nanogpt_keeps_the_rate_of_a_schedule_that_it_has_not() -> None:
+    text = export(recommendation(schedule={"type": "table", "factors": [1.0, 0.1]}), "nanogpt")
+    assert run(text, {})["decay_lr"] is False
+    assert "here the rate stays" in text
+
+
 def test_nanogpt_accumulation_counts_all_ranks() -> None:
     text = export(recommendation(), "nanogpt")
     names = run(text, {})

@@ -13,6 +13,7 @@ import pytest
 from batchscout.orchestrator.config.load import apply_override, parse_study
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
 from batchscout.orchestrator.output.scope import Scope
+from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.forms import Rate
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
@@ -546,6 +547,14 @@ def test_batch_and_rate_that_stay_in_a_faster_form_are_something_to_change() -> 
     assert lines["Verdict"].startswith("keep yours: ")
     assert "fastest form" in lines["Gain"]
     assert lines["Next"] == "batchscout export runs/mine"
+
+
+@pytest.mark.parametrize(
+    ("judgement", "is_told"), [("splits_differ", True), ("no_sum", True), ("equivalent", False), ("random", False)]
+)
+def test_splits_that_do_not_train_alike_limit_the_answer(judgement: Any, is_told: bool) -> None:
+    found = recommended(*CLOSE, winner=8, earlier=(EquivalenceFindings(1e-4, {}, judgement=judgement),))
+    assert any("splits of one batch do not train alike" in one for one in found.answer.caveats) is is_told
 
 
 def test_the_nearest_to_the_users_batch_that_was_run_is_not_called_their_own() -> None:

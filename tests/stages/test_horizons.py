@@ -24,9 +24,11 @@ from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
 from batchscout.orchestrator.stages.horizons.longer import BATCH_DRIFT, RATE_DRIFT, Carried, Ended, carried, room_for
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
-from batchscout.orchestrator.study.events import RunBegan
+from batchscout.orchestrator.study.events import FactsRead, RunBegan
+from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.state import Study
+from tests.support.example_study import tell
 from tests.support.lane_player import Player, director_of, know, study_of
 from tests.support.loss_worlds import IDEAL, LossWorld
 
@@ -223,6 +225,16 @@ def test_the_real_runs_answer_is_the_answer_everywhere(tmp_path: Path) -> None:
         "and a grid goes without what comes after train"
     )
     assert json.loads(export(recommendation, "nanogpt").split("max_iters = ")[1].splitlines()[0]) == budget // batch
+
+
+@pytest.mark.parametrize(("num_samples", "is_told"), [(BUDGET, True), (None, False), (100 * BUDGET, False)])
+def test_a_real_run_that_meets_its_samples_more_often_than_any_that_was_measured_is_told(
+    tmp_path: Path, num_samples: int | None, is_told: bool
+) -> None:
+    config, study = played(tmp_path, IDEAL, 8)
+    tell(study, FactsRead(facts=Facts(num_train_samples=num_samples)))
+    caveats = answer(config, study)[1].answer.caveats
+    assert any("what repetition and overfitting do there is not in" in one for one in caveats) is is_told
 
 
 def test_a_study_that_does_not_know_how_long_its_run_is_says_so(tmp_path: Path) -> None:

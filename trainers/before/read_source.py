@@ -55,7 +55,7 @@ def _answer(source: Source) -> dict[str, Any]:
         return {
             "fault": f"raised {raised_text(error)} (in {file}, line {line}); fix it, or debug it by calling it yourself"
         }
-    return {name: getattr(said, name) for name in ("keys", "told", "run_samples", "in_steps", "taken")}
+    return {name: getattr(said, name) for name in ("keys", "told", "run_samples", "in_steps", "processes", "taken")}
 
 
 def read(source: Source) -> Settings:

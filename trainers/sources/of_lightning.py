@@ -170,7 +170,8 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
         told += _of_trainer(trainer, keys)
     keys["optimizer"]["reference_batch_size"] = run.samples_per_step
     told = [*_schedule(fit.module, schedule, keys, run), *told]
-    return Settings(keys, tuple(told), run.samples, in_steps=trainer is not None and trainer.max_steps > 0)
+    in_steps = trainer is not None and trainer.max_steps > 0
+    return Settings(keys, tuple(told), run.samples, in_steps, run.processes)
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ class _Run:
     """Of all its processes."""
     steps_per_epoch: float
     """Infinity of a stream."""
+    processes: int = 1
 
 
 def _run_of(trainer: Any, train_loader: DataLoader[Any]) -> _Run:
@@ -197,10 +199,10 @@ def _run_of(trainer: Any, train_loader: DataLoader[Any]) -> _Run:
     steps = min(trainer.max_steps if trainer.max_steps > 0 else math.inf, epochs * steps_per_epoch)
     samples_per_step = batch * accumulation * processes
     if math.isinf(steps):
-        return _Run(None, None, samples_per_step, steps_per_epoch)
+        return _Run(None, None, samples_per_step, steps_per_epoch, processes)
     of_epochs = math.inf if num_samples is None else epochs * min(num_samples, in_epoch * batch * processes)
     samples = min(steps * samples_per_step, of_epochs)  # the last step of an epoch may be smaller
-    return _Run(int(samples), int(steps), samples_per_step, steps_per_epoch)
+    return _Run(int(samples), int(steps), samples_per_step, steps_per_epoch, processes)
 
 
 def _schedule(module: Any, found: _Scheduled | None, keys: dict[str, Any], run: _Run) -> Iterable[str]:

@@ -24,6 +24,8 @@ class Settings:
     """The samples of the run that it is set to; None where that has no end."""
     in_steps: bool = False
     """True if that run has a number of steps, and so more samples where a step has more; else it has a number of passes."""
+    processes: int = 1
+    """Those whose samples `optimizer.reference_batch_size` counts."""
     taken: tuple[str, ...] = ()
     """What was found in it, a line each: for people who look whether that is right."""
 

@@ -26,7 +26,7 @@ def written(recommendation: Recommendation) -> str:
         "gradient_accumulation_steps": r.gradient_accumulation_steps * r.world_size,
         "max_iters": max_steps(r),
         "learning_rate": r.learning_rate,
-        "decay_lr": r.schedule.type != "constant",
+        "decay_lr": r.schedule.type not in ("constant", "table"),
         "warmup_iters": warmup_steps(r),
         "lr_decay_iters": max_steps(r),
         "min_lr": 0.0,
@@ -53,7 +53,7 @@ def _nanogpt_notes(recommendation: Recommendation) -> list[str]:
     notes += table_note(r, "nanoGPT")
     if r.schedule.type == "warmup_stable_decay":
         notes.append("schedule warmup_stable_decay cannot be expressed in nanoGPT: it decays by a cosine after warm-up")
-    if r.schedule.type == "constant" and r.warmup_samples:
+    if r.schedule.type in ("constant", "table") and r.warmup_samples:
         notes.append("nanoGPT warms up only where it decays: with decay_lr = False warmup_iters has no effect")
     if r.optimizer.type != "adamw" or r.optimizer.kwargs:
         notes.append(f"{cannot_be_said(r.optimizer, 'nanoGPT')}: it always uses AdamW")

@@ -48,6 +48,11 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
     if script.factors.get(script.flags.get("learning_rate", ""), 1.0) != 1.0:
         factor = script.factors[script.flags["learning_rate"]]
         yield f"the first parameter group trains at {r.learning_rate:.4g}: what the flag sets is {factor:.4g} times that, as in your own command"
+    if r.world_size > 1:
+        yield (
+            f"batch and accumulation are those of one of {r.world_size} processes: where {name} divides them by the number of processes, give it "
+            f"{r.world_size} times as many"
+        )
     if "learning_rate" not in script.flags:
         yield f"{name} has no flag for its learning rate: set that of its first parameter group to {r.learning_rate:.4g}, and others as many times theirs"
     if "micro_batch_size" not in script.flags:
@@ -63,8 +68,8 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
         yield f"activation checkpointing ({r.activation_checkpointing}): wrap the blocks of the model in torch.utils.checkpoint"
     if r.compile:
         yield "compile: call model.compile() before training"
-    if r.parallel != "ddp":
-        yield f"the study's ranks were parallel by {r.parallel}"
+    if r.parallel == "fsdp":
+        yield "the study's ranks sharded the model (FSDP2)"
 
 
 def _length(r: Recommendation, script: Script) -> Iterator[str]:

@@ -139,7 +139,7 @@ def _sentence(context: StageContext[Horizons], findings: HorizonsFindings) -> st
     loss = f"about {middle} [{low}, {high}]"
     told = (
         f"for {number_text(findings.samples)} samples ({number_text(length_of(context))} x this study's): effective batch "
-        f"{findings.effective_batch_size} at {rate}, val loss {loss}, wasting {share_text(findings.regret_time)} of the training time on average "
+        f"{findings.effective_batch_size} at {rate}, val loss {loss}, wasting {share_text(findings.regret_time)} of the {'samples' if context.config.objective == 'samples' else 'training time'} on average "
         "against the best setting"
     )
     sure = f"; the best batch with probability {mine.p_best:.2f}" if len(findings.batches) > 1 else ""

@@ -6,9 +6,15 @@ import ast
 import contextlib
 import inspect
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from batchscout.trainers.sources.schedules import MOST_CALLS, rates_of, spread
 from batchscout.trainers.sources.watch.observer import Place, Seen
@@ -52,40 +58,81 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
 def may_change(seen: Seen) -> bool:
     """True if the rate is another later in the run, or the script has what might make it another."""
     assert seen.backward is not None
-    return bool(seen.schedulers) or not _is_constant(seen) or any(map(_sets_rate_around, seen.backward.places))
+    optimizer = seen.steps[0].optimizer
+    around = any(_sets_rate_around(place, optimizer) for place in seen.backward.places)
+    return around or bool(seen.schedulers) or not _is_constant(seen)
 
 
 def _is_constant(seen: Seen) -> bool:
     return len({step.rates for step in seen.steps}) == 1
 
 
-def _sets_rate_around(place: Place) -> bool:
-    """True if a loop around a place sets a rate, itself or in a function of the script that it calls."""
+def _sets_rate_around(place: Place, optimizer: Optimizer) -> bool:
+    """True if a loop around a place sets a rate, itself or in a function that it calls, or steps a library's object that holds the optimizer and is
+    no schedule of torch's."""
     loops = loops_around(parsed(place.file), place.position) if place.is_the_scripts else []
-    return bool(loops) and _sets_rate(loops[-1], place, set())
+    return bool(loops) and _sets_rate(loops[-1], place, optimizer, set())
 
 
-def _sets_rate(node: ast.AST, place: Place, known: set[str]) -> bool:
-    """known: the functions that were looked into."""
+def _sets_rate(node: ast.AST, place: Place, optimizer: Optimizer, known: set[Any]) -> bool:
+    """known: the code of the functions that were looked into."""
+    groups = {
+        one.target.id
+        for one in ast.walk(node)
+        if isinstance(one, ast.For | ast.comprehension)
+        and isinstance(one.target, ast.Name)
+        and "param_groups" in ast.unparse(one.iter)
+    }
     for one in ast.walk(node):
         targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AugAssign) else []
-        if any(isinstance(target, ast.Subscript) and ast.unparse(target.slice) == "'lr'" for target in targets):
+        if any(_is_rate_of_group(target, groups) for target in targets):
             return True
-        called = ast.unparse(one.func) if isinstance(one, ast.Call) else ""
-        if called and called not in known:
-            known.add(called)
-            if (inside := _function(called, place)) is not None and _sets_rate(inside, place, known):
-                return True
+        if isinstance(one, ast.Call) and _call_sets_rate(one, place, optimizer, known):
+            return True
     return False
 
 
-def _function(name: str, place: Place) -> ast.AST | None:
-    """Return the function of the script's own code that a name stands for; None where it is none."""
+def _is_rate_of_group(target: ast.expr, groups: set[str]) -> bool:
+    """True of `group["lr"]`. What a script logs is called so, too: `metrics["lr"]`. groups: the names of loops over groups."""
+    if not (isinstance(target, ast.Subscript) and ast.unparse(target.slice) == "'lr'"):
+        return False
+    owner = ast.unparse(target.value)
+    return owner in groups or "param_groups" in owner or re.fullmatch(r".*group|pg|g", owner) is not None
+
+
+def _call_sets_rate(call: ast.Call, place: Place, optimizer: Optimizer, known: set[Any]) -> bool:
+    owner, _, name = ast.unparse(call.func).rpartition(".")
     try:
-        code = getattr(inspect.unwrap(place.value(name)), "__code__", None)
-    except Exception:  # of the script's own objects, whose attributes may be computed
-        return None
-    if code is None or "site-packages" in code.co_filename or not Path(code.co_filename).is_file():
+        of, called = (place.value(owner) if owner else None), place.value(ast.unparse(call.func))
+    except Exception:  # of the script's own objects, whose attributes may be computed; or of no name at all
+        return False
+    code = getattr(inspect.unwrap(called), "__code__", None)
+    takes_it = any(
+        isinstance(one, ast.Name) and place.local.get(one.id, place.global_.get(one.id)) is optimizer
+        for one in call.args
+    )
+    is_a_librarys = code is not None and "site-packages" in code.co_filename
+    if is_a_librarys and name.startswith("step") and _holds(of, optimizer):
+        return True
+    if code is None or code in known or (is_a_librarys and not takes_it):
+        return False
+    known.add(code)
+    if not (found := _function(code)):
+        return False
+    inside = replace(place, file=code.co_filename, local={"self": of}, global_=inspect.unwrap(called).__globals__)
+    return _sets_rate(found, inside, optimizer, known)
+
+
+def _holds(owner: Any, optimizer: Optimizer) -> bool:
+    """True of an object that has the optimizer, and is neither a schedule of torch's, which is followed, nor one of its own kind."""
+    if isinstance(owner, Optimizer | LRScheduler) or type(owner).__module__.startswith(("torch.", "accelerate.")):
+        return False
+    return any(value is optimizer for value in getattr(owner, "__dict__", {}).values())
+
+
+def _function(code: CodeType) -> ast.AST | None:
+    """Return the syntax tree of a function; None where its file is not there, or it has no name."""
+    if not Path(code.co_filename).is_file():
         return None
     inside = ast.walk(parsed(code.co_filename))
     functions = (one for one in inside if isinstance(one, ast.FunctionDef) and one.name == code.co_name)

@@ -44,7 +44,7 @@ def settings(loop: Loop) -> Settings:
     told = list(_schedule(loop, keys, batch, length))
     keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
     told += told_of_momentum(loop.optimizer)
-    return Settings(keys, (*told, *_told(loop)), length, in_steps, tuple(_taken(loop, batch)))
+    return Settings(keys, (*told, *_told(loop)), length, in_steps, taken=tuple(_taken(loop, batch)))
 
 
 def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) -> Iterator[str]:

@@ -319,8 +319,54 @@ def test_tf32_is_the_scripts(folder: Path, before: str, allowed: bool | None) ->
         torch.backends.cuda.matmul.fp32_precision = was
 
 
-def test_a_rate_that_is_set_before_the_run_is_constant(folder: Path) -> None:
-    text = SET_BY_HAND.format_map(BY_HAND).replace("for epoch", "adjust(optimizer, 0)\nfor epoch", 1)
+OWN_SCHEDULE = """
+class Schedule:
+    def __init__(self, optimizer): self.optimizer = optimizer
+    def step(self, epoch): self._apply(0.1 * 0.5 ** epoch)
+    def _apply(self, rate):
+        for group in self.optimizer.param_groups: group["lr"] = rate
+"""
+OF_A_MODULE = """
+def set_lr(optimizer, rate):
+    for group in optimizer.param_groups: group["lr"] = rate
+def adjust(optimizer, epoch): set_lr(optimizer, 0.1 * 0.5 ** epoch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "schedule", "step"),
+    [("", "Schedule(optimizer)", "schedule.step(epoch + 1)"), ("mine", "None", "mine.adjust(optimizer, epoch + 1)"),
+     ("site-packages/other", "other.Schedule(optimizer)", "schedule.step(epoch + 1)")],
+    ids=["a class", "a module", "a library"],
+)  # fmt: skip
+def test_a_schedule_that_is_none_of_torchs_is_told(folder: Path, module: str, schedule: str, step: str) -> None:
+    (folder / "site-packages").mkdir()
+    (folder / "mine.py").write_text(OF_A_MODULE)
+    (folder / "site-packages" / "other.py").write_text(OWN_SCHEDULE)
+    found = (
+        f"import sys; sys.path.append({str(folder / 'site-packages')!r})\nimport {module.rpartition('/')[2]}\n"
+        if module
+        else OWN_SCHEDULE
+    )
+    text = (
+        found + SET_BY_HAND.format_map(BY_HAND | {"schedule": schedule}).replace("\n    \n", "\n", 1) + f"    {step}\n"
+    )
+    loop = watched(folder, text)
+    assert "schedule" not in keys_of(loop)
+    assert "cannot be known in advance" in settings_of(loop, None).told[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"by_pass": "pass"},
+        {"by_pass": "log = {}; log['lr'] = optimizer.param_groups[0]['lr']"},
+        {"by_batch": "metrics = {}; metrics['lr'] = first"},
+        {"rate": "first", "by_batch": "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)"},
+    ],
+)
+def test_a_rate_that_is_set_before_the_run_or_logged_in_it_is_constant(folder: Path, changed: dict[str, str]) -> None:
+    text = SET_BY_HAND.format_map(BY_HAND | changed).replace("for epoch", "adjust(optimizer, 0)\nfor epoch", 1)
     assert keys_of(watched(folder, text))["schedule"] == {"type": "constant"}
 
 
