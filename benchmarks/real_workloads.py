@@ -27,10 +27,11 @@ One core, one thread and one process at a time. Of frontier tools (Lightning's T
 find_executable_batch_size, transformers' auto_find_batch_size) none is beside `speed`: they look for the batch that
 runs out of memory, which does not happen on a CPU without a limit.
 
-FILE has a line for each step that was taken: the same command goes on where it stopped. It ends without a try where
+FILE has a line for each step that was taken: the same command goes on where it stopped, on another day, too. Those of the figures
+in docs/benchmarks.md are in results/real_workloads.jsonl. It ends without a try where
 the program, init, run or export fails: the message is the row's reason. --quick takes one seed, two rates, a tenth of
 each length and a study of two runs: to see that it goes through, not to quote it. On two quiet cores all takes some
-two hours. Peers' packages of `packages` in the list come with pip install --no-deps.
+seven hours, an hour for each. Peers' packages of `packages` in the list come with pip install --no-deps.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,7 @@ def trained(
     file.unlink(missing_ok=True)
     command = [sys.executable, str(WATCHED), str(file), json.dumps(spec), *words]
     found = said(in_its_environment(workload, command, code), code, chosen.limit_seconds, place / f"{step}.txt")
+    found = replace(found, message="") if found.is_well else found
     run = json.loads(file.read_text()) | {"batch": batch, "words": words} if file.exists() else {}
     shutil.rmtree(code, ignore_errors=True)
     return Outcome(workload.name, step, found, run if run.get("curve") else {})

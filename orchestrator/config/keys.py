@@ -157,8 +157,8 @@ class Placement(Strict):
     cpus_per_rank: PositiveInt | None = None
     """CPUs that are reserved for each rank. null: one on hosts with GPUs; on CPU hosts an equal share of all CPUs."""
     strategy: PlacementStrategy = "pack"
-    """On which nodes of a cluster the ranks of a trial are, where `world_size` is above 1. pack: on as few as have room, and on
-    several where one has not. strict_pack: on one, and no trial runs where that has no room. spread: on as many as there
+    """On which nodes of a cluster the ranks of a trial are, where `world_size` is above 1. pack: on as few as have room.
+    strict_pack: on one; a study whose `world_size` no node holds is refused. spread: on as many as there
     are, as evenly as they have room, so that every speed is one over the network between them."""
     device: Annotated[str | None, OnlySays.WHERE] = None
     """The kind of GPU that trials run on, by Ray's name for it (`H100`): nodes with another kind are left idle, since what one
@@ -206,8 +206,8 @@ class StudyConfig(Strict):
     """What is trained."""
     loss: Loss | None = None
     """What the loss is, where the module returns outputs: `cross_entropy`, `mse` or `bce_with_logits` of them and the batch's
-    targets, or with keys of their own: `{type: cross_entropy, targets: label, ignore_index: 255}`; `transformers`, for a
-    model of that library and batches with `labels`; or your own as `package.module:callable`, which is called as
+    targets, or with keys of their own: `{type: cross_entropy, targets: label, ignore_index: 255}`; `mean`, if it returns a
+    mean loss; `transformers`, for that library's models and batches with `labels`; or your own as `package.module:callable`, which is called as
     loss(module, batch) and returns (loss_sum, num_targets), the summed loss and the number of targets in that sum. null: the
     module itself returns the two, scalar tensors."""
     data: DataConfig
@@ -227,11 +227,11 @@ class StudyConfig(Strict):
     """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32."""
     allow_tf32: bool = False
     """true: where float32 is computed on a GPU, factors of matrix products and convolutions are rounded to TF32 if the GPU has
-    it, which is several times faster. false: they are not, convolutions included, which torch by itself rounds. It has no
+    it, which is several times faster. false: they are not, nor in convolutions, where torch's default rounds. It has no
     effect on other precisions, nor on a CPU."""
     deterministic: bool = False
-    """true: a GPU, too, computes the same bits each time, so that a trial which was interrupted and goes on ends as one
-    that was not. It is slower, and an operation that has no such algorithm is an error. false: on a GPU, such trials
+    """true: a GPU, too, computes the same bits each time, so that a trial which is interrupted and resumed ends as one
+    that is not. It is slower, and an operation without a deterministic algorithm fails. false: on a GPU, resumed trials
     differ by rounding. A CPU computes the same bits in any case."""
     world_size: PositiveInt = 1
     """The data-parallel ranks of one trial: that many GPUs, or processes on a CPU host, train one model together."""
@@ -240,15 +240,15 @@ class StudyConfig(Strict):
     micro_batch: MicroBatch | None = None
     """For samples of uneven length: `{tokens: auto}` or `{tokens: 8192}` cuts the samples of each step into micro-batches by their tokens,
     the short ones together, so that little is padded. Wherever a micro-batch size is given, a micro-batch then holds as many tokens as that many
-    of the longest samples have, and the accumulation is the most micro-batches that a step takes. The data must say the `lengths` of its
-    samples. null: each micro-batch has as many samples."""
+    of the longest samples have, and the accumulation is the most micro-batches that a step takes. It needs `data.pad`, or data with
+    `lengths`. null: all micro-batches have equally many samples."""
     activation_checkpointing: ActivationCheckpointing = "none"
     """Which activations are computed again in the backward pass, to save memory, in `batchscout trial` and in stages
     for which no frontier has chosen: none, those of cheap operations (selective), those of whole blocks (full), or
     as many as a memory budget between 0 and 1 asks for, which needs `compile`."""
     memory_knobs: MemoryKnobsTogether = ()
     """Memory knobs that every trial of the study has, beside those that its frontier tries: the names are under that stage's
-    `memory_knobs`. (): none."""
+    `memory_knobs`. []: none."""
     compile: Compile | None = None
     """What is compiled, in `batchscout trial` and in stages for which no frontier has chosen: the model's repeated blocks one
     by one (true, or blocks), the model as one graph with its norm, head and loss (whole, which fsdp cannot), or nothing
@@ -295,7 +295,7 @@ class StudyConfig(Strict):
     seeds: Annotated[tuple[Seed, ...], AtLeastOne] = (0,)
     """Each candidate of the train, learning_rate and grid stages is run once per seed, and judged by the mean."""
     objective: Objective = "time"
-    """What the best candidate has. time: the lowest validation loss after the training time that the baseline needs for
+    """What makes a candidate best. time: the lowest validation loss after the training time that the baseline needs for
     `sample_budget`, so a faster candidate trains on more samples. samples: the lowest validation loss after
     `sample_budget` samples each, for data that is scarce. target: the least training time until `target_loss`. Compiling,
     evaluating and waiting are not training time."""

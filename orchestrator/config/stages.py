@@ -70,9 +70,9 @@ class AshaPruner(Strict):
     reduction_factor: Annotated[int, Field(ge=2)] = 2
     """One trial in this many trains on from a rung, and each rung is this many times the one before it."""
     synchronous: bool = True
-    """true: a trial waits at a rung until no trial that has yet to reach it can change which ones train on. Then the
+    """true: a trial waits at a rung until no later arrival can change which ones train on. Then the
     result does not depend on which trial was faster. false: a trial trains on at once if it is among the best so
-    far. With more than about ten trials this has the best one trained much earlier."""
+    far. With more than about ten trials, the best is then trained much earlier."""
 
     def rungs(self, baseline_budget: int, sample_budget: int) -> tuple[int, ...]:
         """Return the first rung x reduction_factor^i for i = 0, 1, ..., as long as that is below the budget.
@@ -101,7 +101,7 @@ class KillRules(Strict):
     """This many spikes in a row stop the trial."""
     above_start_factor: Annotated[float, Field(gt=1)] | None = 1.1
     """After warm-up, a trial is stopped if ten losses in a row are more than this many times the highest of its first five
-    steps; of a negative one, as far above it. null: losses above the first stop no trial."""
+    steps; above a negative one, by as much. null: losses above the first stop no trial."""
     min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
     """A trial is stopped if its tokens per second are below this share of those of the fastest trial with the same
     effective batch, whatever that one's split and mode; or if it trains slower than this share of the speed that its
@@ -155,8 +155,8 @@ class Frontier(Strict):
     them."""
     max_rounds: PositiveInt = 8
     """While another finalist may be more than 5 % faster than the one that seems the fastest, they are timed again, up
-    to this many times in all. What is still open then is called undetermined. `rounds` is never cut short by this, and as many
-    rounds that something else disturbed are timed again."""
+    to this many times in all. What is still open then is called undetermined. If `rounds` is larger, it holds. Up to `rounds`
+    disturbed rounds are timed again in addition."""
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all; the conclusion says what that leaves out. The steps that a GPU
     takes beyond these, until it was timed for 2 seconds, do not count. null: any number. What limits the stage is the time of its
@@ -169,9 +169,9 @@ class Throughput(Strict):
     type: Literal["throughput"] = "throughput"
     """`throughput`. Times the effective batches that may be trained, in turns, each in the fastest split into
     micro-batches and the fastest mode. They are powers of two times `world_size` below the batch that the frontier
-    chose, that batch and its `multiples`, and the baseline. Those within a factor of 1.3 of another are left out, and
-    those of which the baseline's time holds fewer than 40 optimizer steps, or fewer than the baseline's own where these are
-    fewer."""
+    chose, that batch and its `multiples`, and the baseline. Left out are those within a factor of 1.3 of
+    another, and those that get fewer than 40 optimizer steps in the baseline's time (or than the baseline's own, if it has fewer
+    than 40)."""
     multiples: Annotated[tuple[PositiveInt, ...], AtLeastOne] = (1, 2, 4, 8, 16)
     """Which multiples of the chosen micro-batch size times `world_size` are timed, by accumulating gradients."""
     steps: Annotated[int, Field(ge=8)] = 20
@@ -182,8 +182,8 @@ class Throughput(Strict):
     them."""
     max_rounds: PositiveInt = 8
     """While a rate is not known within 5 %, or not which form of a batch is faster, all are timed again, up to this many
-    times in all. What is still open then is called undetermined. `rounds` is never cut short by this, and as many rounds that
-    something else disturbed are timed again."""
+    times in all. What is still open then is called undetermined. If `rounds` is larger, it holds. Up to `rounds`
+    disturbed rounds are timed again in addition."""
     max_samples: PositiveInt | None = None
     """How many samples the trials of this stage may take in all. Where it is too small for `steps`, the noise scale is
     taken from the timed steps; then the largest batches are left out, and the conclusion names them. The steps that a GPU takes
@@ -207,7 +207,7 @@ class Equivalence(Strict):
     steps: PositiveInt = 10
     """Optimizer steps of each run."""
     tolerance: Positive | None = None
-    """The largest distance (rho) that counts as equal: that of two runs' final weights over the way from the initial
+    """The largest distance (rho) that counts as equal: between two runs' final weights, over the way from the initial
     weights. null: 3 times what rounding alone makes, measured by one to three runs with the samples of each
     micro-batch in another order, and at least 1e-4."""
     max_samples: PositiveInt | None = None
@@ -246,8 +246,8 @@ class LearningRate(Strict):
     """`learning_rate`. Tries learning rates around the one that the train stage found best for its winning batch, and
     says how the scaling rule did."""
     multipliers: Annotated[tuple[Positive, ...], AtLeastOne] = (0.5, 0.71, 1, 1.41, 2)
-    """The learning rates to try, as multiples of the one that the train stage found best; without a train stage, of that
-    of the scaling rule. Rates that were run before are not run again. Where the best lies at an end, further rates are
+    """The learning rates to try, as multiples of the one that the train stage found best; without a train stage, of
+    the scaling rule's. Rates that were run before are not run again. Where the best lies at an end, further rates are
     tried on that side, three at most."""
     pruner: Pruner = AshaPruner()
     """Which rates are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""

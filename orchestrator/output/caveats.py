@@ -68,7 +68,7 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
     baseline = baseline_run(study)
     if baseline is not None and (own := not_run(config, baseline)):
         warnings.append(
-            f"your own effective batch {own} was not run; what is told is against {baseline.config.effective_batch_size}, the nearest that was"
+            f"your own effective batch {own} was not run; figures are against {baseline.config.effective_batch_size}, the nearest that was"
         )
     if died := lane_deaths_text(study):
         warnings.append(died)
@@ -85,8 +85,8 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
     if findings and findings.off_speed:
         off = ", ".join(f"effective batch {batch} at {share:.2f} x" for batch, share in findings.off_speed.items())
         warnings.append(
-            f"not every batch trained at the speed that it was timed at ({off}): its loss is that of more or less time than "
-            "was planned; the probability corrects for that"
+            f"some batches did not train at the speed they were timed at ({off}), so they trained for more or less time than "
+            "planned; the probability corrects for that"
         )
     return warnings
 
@@ -97,8 +97,8 @@ def _splits_differ(study: Study) -> str:
     if findings is None or findings.judgement not in ("splits_differ", "no_sum"):
         return ""
     return (
-        "splits of one batch do not train alike (equivalence), so what was compared are batches in the micro-batches that they were trained in: keep "
-        "that of the recommendation"
+        "splits of one batch do not train alike (equivalence), so the comparison holds only for the micro-batch sizes that were trained: keep "
+        "the recommended one"
     )
 
 
@@ -116,7 +116,7 @@ def _of_the_run(config: StudyConfig, study: Study, nearest: Trial, trial: TrialC
         most = max(one.config.sample_budget for one in study.trials.values() if one.is_full_run)
         warnings.append(
             f"the real run takes each of the {num_samples:,} training samples {budget / num_samples:.0f} times, and no run that was measured more "
-            f"than {most / num_samples:.1f} times: what repetition and overfitting do there is not in what is carried to it"
+            f"than {most / num_samples:.1f} times: the prediction leaves out what repetition and overfitting do there"
         )
     if config.regime == "finetune" and num_samples and budget > FEW_PASSES * num_samples:
         warnings.append(

@@ -170,7 +170,7 @@ def _notes(study: Study, trial: Trial) -> Iterator[str]:
     if seeds:
         yield f"it is judged together with the other seeds of {trial.candidate}: {', '.join(one.id for one in seeds)}"
     if trial.id in study.withdrawn:
-        yield "it is withdrawn: a stage before it is open again, and has not asked for it yet"
+        yield "it is withdrawn: an earlier stage is open again; its own has not asked for it yet"
 
 
 def _what(trial: Trial) -> str:
@@ -213,7 +213,7 @@ def _outcome(config: StudyConfig, study: Study, recommendation: Recommendation |
     chosen = recommendation.evidence.trial if recommendation else None
     if chosen == trial.id:
         is_longer = recommendation is not None and recommendation.sample_budget > trial.config.sample_budget
-        yield "of the study's runs the one most like the real run" if is_longer else "the study recommends this run"
+        yield "the study's run that is most like the real run" if is_longer else "the study recommends this run"
     keys = next((one for one in config.stages if one.type == trial.stage), None)
     if keys is not None and stage_of(keys).winner(StageContext(keys, config, study)) == trial.id:
         yield f"the stage {trial.stage} chose it"

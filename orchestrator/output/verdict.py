@@ -89,7 +89,7 @@ def _pays_from(config: StudyConfig, study: Study, known: Known | None) -> str:
     ):
         return ""
     pays = training_time_text(pays_from(study.lane_seconds, known.time.share))
-    return f" The study held its lanes for {training_time_text(study.lane_seconds)} in all, and pays off from a run of {pays} on."
+    return f" The study took {training_time_text(study.lane_seconds)} of lane time in all, and pays off for runs of {pays} or more."
 
 
 def micro_batch_tokens(study: Study, trial: TrialConfig) -> int | None:
@@ -130,7 +130,7 @@ def _growing(trial: TrialConfig) -> str:
     if not trial.ramp:
         return ""
     told = [
-        f"{trial.split_in(phase).effective_batch_size} from {phase.from_samples:,} samples (learning rate "
+        f"{trial.split_in(phase).effective_batch_size} after {phase.from_samples:,} samples (learning rate "
         f"{phase.learning_rate:.3g})"
         for phase in trial.ramp
     ]

@@ -95,8 +95,8 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
     assert time.by_speed == pytest.approx(seconds[0] / seconds[1])
     pays = training_time_text(study.lane_seconds / (1 - time.share))
     assert found.verdict.endswith(
-        f"Measured with {found.scope}. The study held its lanes for {training_time_text(study.lane_seconds)} in all, and pays off from a run "
-        f"of {pays} on. For a longer run, give real_run.samples."
+        f"Measured with {found.scope}. The study took {training_time_text(study.lane_seconds)} of lane time in all, and pays off for runs "
+        f"of {pays} or more. For a longer run, give real_run.samples."
     )
 
 

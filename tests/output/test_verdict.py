@@ -115,7 +115,7 @@ def reason(found: Recommendation) -> str:
     return why
 
 
-PAYS = "The study held its lanes for 2 min 0 s in all, and pays off from a run of 3 min 8 s on."
+PAYS = "The study took 2 min 0 s of lane time in all, and pays off for runs of 3 min 8 s or more."
 OWN = "with your own setting (effective batch 8, learning rate 0.0006)"
 SAME_TIME = "after the same training time (1 min 0 s)"
 SAVED = (
@@ -565,7 +565,7 @@ def test_the_nearest_to_the_users_batch_that_was_run_is_not_called_their_own() -
     other = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98), batch={"micro_batch_size": 16})
     assert (
         other.answer.caveats[0]
-        == "your own effective batch 16 was not run; what is told is against 8, the nearest that was"
+        == "your own effective batch 16 was not run; figures are against 8, the nearest that was"
     )
     assert "of the setting nearest to yours (effective batch 8, learning rate 0.0006)" in other.answer.gain
 
