@@ -54,6 +54,7 @@ from typing import Any
 from strangers import Said, said
 from workloads_of.listed import REPOSITORIES_OF_DATA, WORKLOADS, Setting, Workload
 
+from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
@@ -368,8 +369,8 @@ def read_study(run: Path, exported: str, own_batch: int) -> dict[str, Any]:
     config = load_stored_study(run / "study.yaml")
     study = replay(run / "journal.jsonl", config.name)
     time = answer.get("time") or {}
-    frontier = study.conclusions.get("frontier")
-    rates = frontier.findings.rates if frontier and isinstance(frontier.findings, FrontierFindings) else {}
+    frontier = found(study, FrontierFindings)
+    rates = frontier.rates if frontier else {}
     batch = answer["effective_batch_size"]
     by_frontier = rates[own_batch] / rates[batch] if own_batch in rates and batch in rates else 1.0
     return {
@@ -479,12 +480,22 @@ def speeds(workload: Workload, known: Mapping[str, Outcome]) -> dict[str, Any]:
     }
     found = {arm: round(statistics.median(rates), 1) for arm, rates in arms.items() if rates}
     frontier = {int(size): rate for size, rate in known["study"].study["frontier"].items()}
-    own = frontier.get(workload.recipe.batch)
+    own = _between(frontier, workload.recipe.batch)
     fastest = max(frontier, key=frontier.__getitem__) if frontier else None
     return found | {
         "fastest_micro_batch": fastest,
         "frontier_ratio": round(frontier[fastest] / own, 3) if fastest and own else None,
     }
+
+
+def _between(frontier: Mapping[int, float], size: int) -> float | None:
+    """Return the samples/s of a size: between its neighbours along the line where it was not timed itself; None outside of them."""
+    below, above = [one for one in frontier if one <= size], [one for one in frontier if one >= size]
+    if not below or not above:
+        return None
+    low, high = max(below), min(above)
+    share = (size - low) / (high - low) if high > low else 0.0
+    return frontier[low] + share * (frontier[high] - frontier[low])
 
 
 def summary(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -117,10 +117,10 @@ def flattened(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[t
             yield (*above, name), value
 
 
-def as_text(words: Sequence[str], value: float | None) -> str:
+def as_text(words: Sequence[str], value: float | str | None) -> str:
     """Return the figure in the unit that its name holds; `-` where the benchmark has none."""
-    if value is None:
-        return "-"
+    if value is None or isinstance(value, str):
+        return value or "-"
     name = f"_{'_'.join(words)}_"
     unit = next((write for word, write in UNITS.items() if f"_{word}_" in name), None)
     return unit(value) if unit else f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
