@@ -51,7 +51,8 @@ def read_source(source: Source) -> Settings:
         is_late = not watch.is_alive()
         watch.cancel()
         if "keys" in answer:
-            return Settings(**answer | {name: tuple(answer[name]) for name in ("told", "taken")})
+            answer |= {name: tuple(answer[name]) for name in ("told", "taken")}
+            return Settings(**answer)
         fault, kind = answer.get("fault"), _KINDS[answer.get("kind", "")]
         if is_late:
             kind = NotInTime

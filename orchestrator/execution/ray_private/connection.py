@@ -108,7 +108,7 @@ def loopback_only() -> contextlib.AbstractContextManager[None]:
 
 def num_cpus_by_default() -> int:
     """Return how many CPUs a cluster of this machine has that is not told."""
-    return ray_utils.get_num_cpus()
+    return int(ray_utils.get_num_cpus())
 
 
 def files_in(folder: Path) -> dict[str, str]:

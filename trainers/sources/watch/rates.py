@@ -47,9 +47,7 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
         later = rates_of(schedule, max(0, calls_between * (num_steps - 2)))
         return later and [first, *later[::calls_between]]
     if not _is_constant(seen) or _is_stepped_between_batches(schedule, seen):
-        return (
-            None  # the script sets the rate beside a schedule that steps by passes, or steps that after so many batches
-        )
+        return None  # the script sets the rate beside a schedule of passes, or steps that after so many batches
     passes = math.ceil(num_steps / steps_per_pass) if steps_per_pass else 0
     later = rates_of(schedule, passes - 1) if passes else None
     return later and [later[min(len(later) - 1, int(step / (steps_per_pass or 1)))] for step in spread(num_steps)]
@@ -103,10 +101,11 @@ def _is_rate_of_group(target: ast.expr, groups: set[str]) -> bool:
 def _call_sets_rate(call: ast.Call, place: Place, optimizer: Optimizer, known: set[Any]) -> bool:
     owner, _, name = ast.unparse(call.func).rpartition(".")
     try:
-        of, called = (place.value(owner) if owner else None), place.value(ast.unparse(call.func))
+        of = place.value(owner) if owner else None
+        called: Any = inspect.unwrap(place.value(ast.unparse(call.func)))
+        code = getattr(called, "__code__", None)
     except Exception:  # of the script's own objects, whose attributes may be computed; or of no name at all
         return False
-    code = getattr(inspect.unwrap(called), "__code__", None)
     takes_it = any(
         isinstance(one, ast.Name) and place.local.get(one.id, place.global_.get(one.id)) is optimizer
         for one in call.args
@@ -119,7 +118,7 @@ def _call_sets_rate(call: ast.Call, place: Place, optimizer: Optimizer, known: s
     known.add(code)
     if not (found := _function(code)):
         return False
-    inside = replace(place, file=code.co_filename, local={"self": of}, global_=inspect.unwrap(called).__globals__)
+    inside = replace(place, file=code.co_filename, local={"self": of}, global_=called.__globals__)
     return _sets_rate(found, inside, optimizer, known)
 
 

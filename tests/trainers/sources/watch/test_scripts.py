@@ -335,13 +335,13 @@ def adjust(optimizer, epoch): set_lr(optimizer, 0.1 * 0.5 ** epoch)
 
 @pytest.mark.parametrize(
     ("module", "schedule", "step"),
-    [("", "Schedule(optimizer)", "schedule.step(epoch + 1)"), ("mine", "None", "mine.adjust(optimizer, epoch + 1)"),
+    [("", "Schedule(optimizer)", "schedule.step(epoch + 1)"), ("rates_of_its_own", "None", "rates_of_its_own.adjust(optimizer, epoch + 1)"),
      ("site-packages/other", "other.Schedule(optimizer)", "schedule.step(epoch + 1)")],
     ids=["a class", "a module", "a library"],
 )  # fmt: skip
 def test_a_schedule_that_is_none_of_torchs_is_told(folder: Path, module: str, schedule: str, step: str) -> None:
     (folder / "site-packages").mkdir()
-    (folder / "mine.py").write_text(OF_A_MODULE)
+    (folder / "rates_of_its_own.py").write_text(OF_A_MODULE)
     (folder / "site-packages" / "other.py").write_text(OWN_SCHEDULE)
     found = (
         f"import sys; sys.path.append({str(folder / 'site-packages')!r})\nimport {module.rpartition('/')[2]}\n"
