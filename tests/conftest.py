@@ -28,11 +28,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("rehearsal") is None)  # minutes: as the last it would run alone
+    _longest_first(items)
     if not asks_for_a_gpu(config):
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="it needs a GPU: pytest -m cuda -n 0"))
+
+
+def _longest_first(items: list[pytest.Item]) -> None:
+    """Put the files first that have tests with a time limit of their own, the longest ahead: minutes, which as the last would run
+    alone beside an idle worker."""
+    seconds = dict[Path, float]()
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds[item.path] = max(seconds.get(item.path, 0.0), marker.args[0] if marker else 0.0)
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 def asks_for_a_gpu(config: pytest.Config) -> bool:
