@@ -124,7 +124,7 @@ def _constant(node: ast.expr) -> Constant | None:
     """Return a plain number or word, with its sign; None of anything else."""
     try:
         value = ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):  # no literal, or one that cannot be made: `{[]: 1}`
         return None
     return value if isinstance(value, Constant) else None
 
