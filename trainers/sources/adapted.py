@@ -53,7 +53,7 @@ def own_run_of(model: nn.Module) -> OwnRun | None:
         return _own_run(said, rate_factor=factor, **of_transformers.own_arguments(model.trainer.args))
     if isinstance(model, OfLoop):
         said = recipe.settings(model.loop)
-        own = {key: said.keys[key] for key in ("optimizer", "batch", "precision")}
+        own = {key: said.keys[key] for key in ("optimizer", "precision")}
         return _own_run(said, library="script", arguments=own)
     if not isinstance(model, OfLightning) or (fit := model.fit) is None:
         return None
