@@ -55,8 +55,8 @@ class Subject:
             )
         if self.command is not None and self.command.num_processes > 1:
             raise ValueError(
-                f"find has script={self.script!r}, which starts {self.command.num_processes} processes, and how large their batch is is known "
-                f"when it was watched alone; type batchscout init {self.script}, which writes a study file with both, and run that"
+                f"find has script={self.script!r}, which starts {self.command.num_processes} processes, and would take the batch of one for "
+                f"that of all; type batchscout init {self.script}, which writes a study file with both, and run that"
             )
         if self.script is not None and self.command is None:
             raise ValueError(
