@@ -126,6 +126,8 @@ LARGER: dict[str, Any] = {
     "data": {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 64, "vocab_size": 4096}},
     "world_size": 2,
 }
+BLOCK_BYTES = 4 * 12 * LARGER["model"]["kwargs"]["hidden_dim"] ** 2
+"""A block has 4 d^2 weights of attention and 8 d^2 of its feed-forward layers, in float32."""
 OF_TWO_RANKS: dict[str, dict[str, Any]] = {
     "ddp": {},
     "fsdp": {"parallel": "fsdp"},
@@ -156,9 +158,13 @@ def peaks_of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
 def test_each_of_two_ranks_takes_what_was_predicted(
     case: str, peaks_of_two_ranks: list[dict[str, list[float]]]
 ) -> None:
+    """A rank under FSDP may hold one gathered block longer: gloo's thread releases it when the machine lets it run."""
     predicted = predict(sized(**LARGER, **OF_TWO_RANKS[case]))
+    late = 0 if case == "ddp" else BLOCK_BYTES
     for peaks in peaks_of_two_ranks:
-        assert [predicted.bytes_at(size) for size in sizes(case)] == pytest.approx(peaks[case], rel=tolerance(case))
+        for size, peak in zip(sizes(case), peaks[case], strict=True):
+            margin = tolerance(case) * peak
+            assert -margin <= peak - predicted.bytes_at(size) <= margin + late, size
 
 
 def traced(**changes: Any) -> list[float]:
