@@ -84,8 +84,8 @@ def read(source: Source) -> Settings:
         loss = _loss(module, train_set, source.num_targets, min(ignored, default=IGNORED_TARGET))
     if isinstance(made, Loop) and made.loss is not None and _draws(module, train_set):
         told = (
-            "its loss of a batch draws random numbers, as added noise, masks or mixtures of samples do, and evaluations take the same loss: val_loss "
-            "is that of batches so changed"
+            "its loss of a batch draws random numbers (noise, masks, mixed samples), and validation computes the same loss, so val_loss has this "
+            "randomness, too"
         )
         settings = replace(settings, told=(*settings.told, told))
     if source.library == "script":
