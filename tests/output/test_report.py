@@ -31,7 +31,10 @@ from batchscout.orchestrator.output.time_split import LaneTime, lane_time
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.findings import found
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Evaluated, Noticed, RunBegan
 from batchscout.orchestrator.study.facts import Facts
@@ -410,7 +413,9 @@ def test_status_stars_what_a_stage_chose_and_begins_no_line_of_a_sentence_at_the
     print_status(config, known, is_driven=False)
     lines = capsys.readouterr().out.split("\nfrontier: ")[1].splitlines()
     starred = [line.split()[1] for line in lines if line.startswith("*")]
-    assert starred == ["frontier-none-m12-verified", "train-m4k1-lr0.00168"], "a round of throughput's is no finding"
+    frontier = found(known, FrontierFindings)
+    assert frontier
+    assert starred == [frontier.winner, chosen_run(known)], "a round of throughput's is no finding"
     heads = {f"{keys.type}: complete" for keys in config.stages}
     assert all(line[:1] in ("", " ", "*") or line in heads or line.startswith("time: ") for line in lines[1:-1])
 

@@ -26,7 +26,9 @@ def figure_element(figure: Figure, place: str) -> Element:
         return element("p", _in_words(figure, marks), id=f"{place}-{figure.name}", class_="single")
     has_values = bool(figure.cells or marks)
     picture = element("div", element("div", plot(figure), class_="sheet"), class_="picture")
-    caption = element("figcaption", figure.caption) if figure.caption else None
+    unbounded = any(mark.high is not None and math.isinf(mark.high) for _, mark in marks)
+    said = f"{figure.caption} An arrow: the interval has no upper end." if unbounded else figure.caption
+    caption = element("figcaption", said) if said else None
     looks = {"class_": "chart" if has_values else None, "style": f"width:{figure.width}px"}
     return element("figure", picture, colour_key(figure.key), caption, id=f"{place}-{figure.name}", **looks)
 

@@ -56,7 +56,7 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
 
 
 SPEED_CAPTION = "What accumulation costs; the bar is from the slowest to the fastest round."
-NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval; an arrow is where that has no upper end."
+NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval."
 COHERENCE_CAPTION = (
     "How far the micro-batches' gradients agree, with its 95 % interval; below the floor it may be nothing but noise."
 )
