@@ -19,8 +19,8 @@ SCHEMAS = ("study", "status", "recommendation")
 
 
 def init(arguments: argparse.Namespace) -> int:
-    """Write a commented study file. Of a script: it runs until its second optimizer step, and is looked at. Of a folder: its script is, or
-    its files are read. Of what an import path names nothing is run."""
+    """Write a commented study file. A script is run until its second optimizer step and watched; in a folder, its script is, or its files
+    are read. For an import path nothing is run."""
     from batchscout.orchestrator.init.command import command_in
     from batchscout.orchestrator.init.start import found_text, start, watch
 
