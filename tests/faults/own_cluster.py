@@ -26,11 +26,13 @@ SECONDS_TO_NOTICE = 10.0
 SECONDS_TO_BE_GONE = 5.0
 EVALUATIONS_ON_BAD_STORAGE = 3
 SECONDS_TO_RUN_OUT = 60.0
+CHECKPOINTS = "1/checkpoints"
+"""In the paths of the trials at 0.001 and 0.0001; without the 1 it would be in that of the package's own files, too."""
 # Where a study touches its files while it runs, and what storage may say there.
 CALLS: tuple[tuple[Call, str], ...] = (
-    ("write", "/run/journal.jsonl"), ("fsync", "/run/journal.jsonl"), ("open", "/checkpoints/"),
-    ("write", "/checkpoints/"), ("fsync", "/checkpoints/"), ("rename", "/checkpoints/"), ("open", "steps.jsonl"),
-    ("write", "steps.jsonl"), ("unlink", "/checkpoints/"), ("list", "/checkpoints"), ("rename", "/run/report.html"), ("rename", "/run/recommendation.json"),
+    ("write", "/run/journal.jsonl"), ("fsync", "/run/journal.jsonl"), ("open", CHECKPOINTS),
+    ("write", CHECKPOINTS), ("fsync", CHECKPOINTS), ("rename", CHECKPOINTS), ("open", "steps.jsonl"),
+    ("write", "steps.jsonl"), ("unlink", CHECKPOINTS), ("list", CHECKPOINTS), ("rename", "/run/report.html"), ("rename", "/run/recommendation.json"),
 )  # fmt: skip
 ERRORS = ("EBUSY", "EACCES", "ENOSPC")
 
