@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Literal
 
 from batchscout.trainers.notices import Notice
+from batchscout.trainers.step_log import Step
 
 ReportKind = Literal["progress", "milestone", "end", "notice"]
 
@@ -35,8 +36,8 @@ class Report:
     metrics: dict[str, float]
     rungs: tuple[int, ...] = ()
     """The rungs that the run has crossed here. The run waits for the answer before it trains on."""
-    step_losses: tuple[float, ...] = ()
-    """The mean loss of each step since the last report."""
+    steps: tuple[Step, ...] = ()
+    """Those since the last report."""
     notice: Notice | None = None
     """What a `notice` report is about."""
 

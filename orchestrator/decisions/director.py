@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from batchscout.orchestrator.config.stages import StageKeys
@@ -43,6 +43,7 @@ from batchscout.orchestrator.study.state import Conclusion, Halted, heard_from, 
 from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from batchscout.orchestrator.units import counted
 from batchscout.trainers.notices import Notice
+from batchscout.trainers.step_log import Step
 
 # If this many trials fail, and none did anything else, the fault lies with the stage and not with single trials.
 ENOUGH_FAILURES = 3
@@ -83,7 +84,7 @@ class Director:
         self.context, self.num_lanes = replace(context, num_lanes=num_lanes), num_lanes
         self.journal, self.study, self.stage = journal, journal.study, stage_of(context.stage)
         self._observer, self._is_stopping, self._measurements = observer, is_stopping, measurements
-        self._losses: dict[str, list[float]] = {}
+        self._steps: dict[str, list[Step]] = {}
         """The loss of every step heard of each running trial."""
         self._lanes: dict[str, HeldLane] = {}
         """Of each trial that holds one, where it was heard of last."""
@@ -175,9 +176,9 @@ class Director:
             self._on_outcome(trial, message)
             return Decision(Action.STOP)
         self._observer.progressed(trial, {**message.metrics})
-        self._hear_losses(trial, message)
+        self._hear_steps(trial_id, message.steps)
         heard = heard_from(trial, message.lane)
-        decision = verdicts.on_report(self.context, heard, {**message.metrics}, self._losses[trial_id])
+        decision = verdicts.on_report(self.context, heard, {**message.metrics}, self._steps[trial_id])
         if message.evaluated:
             self._evaluated(trial_id, message)
             decision = decision if decision.action is Action.STOP else verdicts.on_evaluation(self.context, trial)
@@ -297,13 +298,12 @@ class Director:
 
     # Messages
 
-    def _hear_losses(self, trial: Trial, message: Message) -> None:
-        """Keep the loss of each step once: after its lane died, a trial goes on from a checkpoint and repeats some
-        steps."""
-        losses = self._losses.setdefault(trial.id, [])
-        steps = trial.config.num_steps_at(round(message.metrics.get("samples_seen", 0)))
-        del losses[max(0, steps - len(message.step_losses)) :]
-        losses.extend(message.step_losses)
+    def _hear_steps(self, trial_id: str, steps: Sequence[Step]) -> None:
+        """Keep each step once: after its lane died, a trial goes on from a checkpoint and takes some steps again."""
+        heard = self._steps.setdefault(trial_id, [])
+        while heard and steps and heard[-1].number >= steps[0].number:
+            heard.pop()
+        heard.extend(steps)
 
     def _evaluated(self, trial_id: str, message: Message) -> None:
         """Journal an evaluation that is new. A run that goes on from where it was evaluated last tells of that once more, lest the driver
@@ -329,7 +329,7 @@ class Director:
     def _on_complete(self, trial_id: str, message: Message) -> None:
         """End a trial that ran to its end, which may be pruned all the same."""
         metrics: Metrics = {**message.metrics}
-        decision = verdicts.on_end(self.context, metrics, message.step_losses)
+        decision = verdicts.on_end(self.context, metrics, message.steps)
         if decision.action is Action.STOP:
             return self._end(trial_id, TrialState.PRUNED, decision.cause, decision.reason, metrics)
         if "val_loss" in message.metrics:
@@ -397,7 +397,7 @@ class Director:
             id=trial_id, state=state, cause=cause, reason=reason, metrics=metrics or {}, seconds=seconds, lane=lane
         )
         self._record(event)
-        self._losses.pop(trial_id, None)
+        self._steps.pop(trial_id, None)
         if self._measurements:
             self._measurements.remember(self._trial(trial_id))
 

@@ -17,6 +17,7 @@ from batchscout.orchestrator.stages.estimates.speeds import usual_share
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
+from batchscout.trainers.step_log import Step
 
 # Candidates of different batches are compared from this share of their budgets on. benchmarks/recommendation.py says how
 # often the best is cut.
@@ -122,19 +123,19 @@ def levels_waited_at(study: Study, stage: StageKeys) -> list[int]:
     return sorted({trial.config.rungs.index(min(trial.rungs.keys() - trial.promoted)) for trial in paused})
 
 
-def on_report(context: StageContext[StageKeys], trial: Trial, metrics: Metrics, losses: list[float]) -> Decision:
+def on_report(context: StageContext[StageKeys], trial: Trial, metrics: Metrics, steps: Sequence[Step]) -> Decision:
     """Return stop for a trial whose latest report breaks a rule; else go on.
 
-    losses: the loss of every step that was heard from it.
+    steps: all that were heard from it.
     """
     decision = _on_validation(metrics)
     if decision.action is Action.STOP:
         return decision
     if not trial.config.evaluations:
         # A run of a few steps, of which no more is asked than a finite loss and usable steps.
-        decision = judge_losses(losses, 0, None, 1, None)
+        decision = judge_losses([step.loss for step in steps], 0, None, 1, None)
         return decision if decision.action is Action.STOP else _on_steps(context, metrics)
-    decision = on_losses(context.config, trial, metrics, losses)
+    decision = on_losses(context.config, trial, metrics, steps)
     if decision.action is Action.STOP or context.disturbance(metrics):
         return decision
     return on_speed(context.study, context.config, trial, metrics)
@@ -146,29 +147,29 @@ def on_evaluation(context: StageContext[StageKeys], trial: Trial) -> Decision:
     return GO_ON if why is None else stop(Cause.LOW_THROUGHPUT, why)
 
 
-def on_end(context: StageContext[StageKeys], metrics: Metrics, step_losses: Sequence[float]) -> Decision:
+def on_end(context: StageContext[StageKeys], metrics: Metrics, steps: Sequence[Step]) -> Decision:
     """Return stop for a trial that ran to its end, and whose loss is not finite or whose steps crawl; else go on.
 
-    step_losses: those that it had not told before.
+    steps: those that it had not told before.
     """
-    bad_loss = next((loss for loss in step_losses if not math.isfinite(loss)), None)
+    bad_loss = next((step.loss for step in steps if not math.isfinite(step.loss)), None)
     if bad_loss is not None:
         return stop(Cause.DIVERGED, f"the loss is {bad_loss}")
     decision = _on_validation(metrics)
     return decision if decision.action is Action.STOP else _on_steps(context, metrics)
 
 
-def on_losses(config: StudyConfig, trial: Trial, metrics: Metrics, losses: list[float]) -> Decision:
+def on_losses(config: StudyConfig, trial: Trial, metrics: Metrics, steps: Sequence[Step]) -> Decision:
     """Return stop for a full run that diverges; else go on.
 
-    metrics: those of its latest report. losses: the loss of every step that was heard from it.
+    metrics: those of its latest report. steps: all that were heard from it.
     """
     rules, batch = config.kill, trial.config.effective_batch_size
-    # After a crash of the driver the first losses heard are not those of the start, and a branch's never are.
+    # After a crash of the driver the first steps heard are not those of the start, and a branch's never are.
     num_steps = trial.config.num_steps_at(round(metrics.get("samples_seen") or 0))
-    heard_from_start = len(losses) >= num_steps and trial.config.branch_from is None
+    heard_from_start = len(steps) >= num_steps and trial.config.branch_from is None
     return judge_losses(
-        losses,
+        [step.loss for step in steps],
         math.ceil(trial.config.warmup_samples / batch),
         rules.spike_deviations,
         rules.spike_steps,

@@ -396,7 +396,7 @@ class Reporter:
     def __call__(self, report: Report) -> str:
         if report.notice is not None:  # wait: should this process end next, it has been said
             return ray.get(self._dispatcher.say.remote(self._key, Message(notice=report.notice)))
-        message = Message(report.metrics, report.rungs, report.step_losses, evaluated=report.kind == "milestone")
+        message = Message(report.metrics, report.rungs, report.steps, evaluated=report.kind == "milestone")
         if report.kind in ("milestone", "end"):
             self.publish()  # before it is said: what the journal tells of is then in the store
         if report.kind == "end":

@@ -10,6 +10,7 @@ from batchscout.orchestrator.study.storage.stored_trials import StoredTrials
 from batchscout.orchestrator.units import bytes_text
 from batchscout.trainers.notices import Notice
 from batchscout.trainers.report import Known
+from batchscout.trainers.step_log import Step
 
 Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_storage"]
 """How a trial's hold on its lane ended. Three outcomes say nothing about the trial itself: its machine was taken away
@@ -124,7 +125,8 @@ class Message:
 
     metrics: dict[str, float] = field(default_factory=dict)
     rungs: tuple[int, ...] = ()
-    step_losses: tuple[float, ...] = ()
+    steps: tuple[Step, ...] = ()
+    """Those since its last report."""
     evaluated: bool = False
     outcome: Outcome | None = None
     cause: Cause | None = None

@@ -35,7 +35,7 @@ from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.notices import Notice, NoticeKind
 from tests.support.every import for_every
 from tests.support.known_stage import Known
-from tests.support.lane_player import Player, World, director_of, know, next_trial, play_stage, study_of
+from tests.support.lane_player import Player, World, director_of, know, next_trial, play_stage, steps_of, study_of
 from tests.support.worlds import (
     FIELD,
     FRONTIER,
@@ -663,10 +663,10 @@ def test_steps_that_are_taken_again_after_a_lanes_death_are_no_spike(tmp_path: P
         batch = trial.config.effective_batch_size
         draw = random.Random(1)
         losses = tuple(5 - 0.01 * step + draw.uniform(-0.01, 0.01) for step in range(100))
-        director.on_message(trial.id, Message({"samples_seen": 100.0 * batch}, step_losses=losses))
-        again = Message({"samples_seen": 10.0 * batch}, step_losses=losses[5:10])
+        director.on_message(trial.id, Message({"samples_seen": 100.0 * batch}, steps=steps_of(losses)))
+        again = Message({"samples_seen": 10.0 * batch}, steps=steps_of(losses[5:10], first=6))
         assert director.on_message(trial.id, again).action is Action.GO_ON
-        spike = Message({"samples_seen": 40.0 * batch}, step_losses=(*losses[10:35], *[9.0] * 5))
+        spike = Message({"samples_seen": 40.0 * batch}, steps=steps_of([*losses[10:35], *[9.0] * 5], first=11))
         assert director.on_message(trial.id, spike).cause is Cause.DIVERGED
 
 

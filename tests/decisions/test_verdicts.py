@@ -14,7 +14,7 @@ from batchscout.orchestrator.study.messages import HeldLane
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal
 from batchscout.trainers.config import BranchPoint, Phase
-from tests.support.lane_player import study_of
+from tests.support.lane_player import steps_of, study_of
 from tests.support.worlds import train_config
 
 STAGE = train_config().stages[0]
@@ -101,7 +101,7 @@ def verdict_on(losses: list[float], samples_seen: int, **changes: Any) -> str:
     config = BASE.model_copy(update={"micro_batch_size": 8, "warmup_samples": 0, **changes})
     study = Study("s")
     study.apply(proposed(Proposal("run", "train", config, candidate="run")))
-    decision = verdicts.on_losses(study_of(), study.trials["run"], {"samples_seen": samples_seen}, losses)
+    decision = verdicts.on_losses(study_of(), study.trials["run"], {"samples_seen": samples_seen}, steps_of(losses))
     return str(decision.action)
 
 

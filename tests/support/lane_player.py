@@ -26,6 +26,7 @@ from batchscout.orchestrator.study.messages import Message
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.step_log import Step
 
 KEYS: dict[str, Any] = {
     "name": "played",
@@ -94,7 +95,7 @@ class Player:
         samples, unheard = self.disk.get(trial_id, (begin, None))
         if unheard is not None:
             yield unheard
-        heard_to, losses = samples, []
+        heard_to, losses = samples, list[float]()
         for milestone in sorted({*config.rungs, *config.evaluations, *config.kept_checkpoints, config.sample_budget}):
             if milestone <= samples and milestone < config.sample_budget:
                 continue
@@ -110,10 +111,21 @@ class Player:
                 break
             said = Message(metrics, rungs, evaluated=True)
             self.disk[trial_id], heard_to = (samples, said), samples
-            yield Message(metrics, rungs, tuple(losses), evaluated=True)
+            yield Message(metrics, rungs, self._steps(config, samples, losses), evaluated=True)
             losses = []
         self.disk[trial_id] = (samples, None)
-        yield Message({"samples_seen": samples, **self.world(config, samples)}, (), tuple(losses), outcome="complete")
+        metrics = {"samples_seen": samples, **self.world(config, samples)}
+        yield Message(metrics, (), self._steps(config, samples, losses), outcome="complete")
+
+    @staticmethod
+    def _steps(config: TrialConfig, samples: int, losses: Sequence[float]) -> tuple[Step, ...]:
+        """Those that led to so many samples, the last of all."""
+        return steps_of(losses, first=config.num_steps_at(samples) - len(losses) + 1)
+
+
+def steps_of(losses: Sequence[float], first: int = 1) -> tuple[Step, ...]:
+    """Steps of these losses, one after the other."""
+    return tuple(Step(number, 0, loss, 1.0, 1e-3, 0.0) for number, loss in enumerate(losses, start=first))
 
 
 def next_trial(director: Director) -> Trial | None:

@@ -52,7 +52,7 @@ def _train(director: Director, trial: Trial, directory: Path, measured: Callable
 
     def report(said: Report) -> Answer:
         nonlocal last
-        message = Message(measured(said.metrics), said.rungs, said.step_losses, evaluated=said.kind == "milestone")
+        message = Message(measured(said.metrics), said.rungs, said.steps, evaluated=said.kind == "milestone")
         if said.kind == "end":
             last = replace(message, outcome="complete")
             return Answer.GO_ON

@@ -90,7 +90,7 @@ def test_a_run_that_begins_where_another_ended_begins_with_its_loss(tmp_path: Pa
     firsts: list[float] = []
 
     def report(said: Any) -> Answer:
-        firsts.extend(said.step_losses[:1])
+        firsts.extend(step.loss for step in said.steps[:1])
         return Answer.GO_ON
 
     first = {

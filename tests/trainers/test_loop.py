@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_milestones_and_rungs_fall_on_the_first_step_at_or_past_their_number(tmp
         ("end", 64, ()),  # the budget of 60
     ]
     assert all({"val_loss", "perplexity"} <= report.metrics.keys() for report in listener.reports)
-    assert [len(report.step_losses) for report in listener.reports] == [1, 1, 1, 2, 3]
+    assert [len(report.steps) for report in listener.reports] == [1, 1, 1, 2, 3]
 
 
 def test_rungs_that_one_step_crosses_together_are_told_together(tmp_path: Path) -> None:
@@ -96,7 +97,8 @@ def test_reports_are_plain_numbers_that_pickle(tmp_path: Path, every_interval: N
     train(config(gradient_accumulation_steps=2, rungs=(16,), evaluations=(64,)), listener, tmp_path)
     assert {report.kind for report in listener.reports} == {"progress", "milestone", "end"}
     for report in listener.reports:
-        assert {type(value) for value in (*report.metrics.values(), *report.step_losses)} <= {int, float}
+        steps = (value for step in report.steps for value in astuple(step))
+        assert {type(value) for value in (*report.metrics.values(), *steps)} <= {int, float}
         assert pickle.loads(pickle.dumps(report)) == report
     expected = {
         "samples_seen", "loss", "val_loss", "perplexity", "gradient_norm", "learning_rate", "peak_memory_bytes",
@@ -114,7 +116,7 @@ def test_every_step_has_its_loss_in_exactly_one_report(tmp_path: Path, every_int
     for _ in range(32):
         run.step()
         losses.append(run.read()[0].loss)
-    assert [loss for report in listener.reports for loss in report.step_losses] == losses
+    assert [step.loss for report in listener.reports for step in report.steps] == losses
     assert listener.reports[-1].metrics["final_loss"] == losses[-1]
 
 

@@ -39,7 +39,7 @@ class Reporter:
 
     def __init__(self, run: Run, report: ReportFunction, directory: Path, token: str) -> None:
         self._run, self._report, self._directory, self._token = run, report, directory, token
-        self._unreported_losses: list[float] = []
+        self._unreported_steps: list[step_log.Step] = []
         self._unwritten_lines: list[str] = []
         self._last_loss: float | None = None
         self._rungs_reported_to = self._saved_to = run.samples_seen
@@ -116,7 +116,7 @@ class Reporter:
         if steps:
             self._last_loss = steps[-1].loss
         if self._is_main:
-            self._unreported_losses += [step.loss for step in steps]
+            self._unreported_steps += steps
         if self._is_main and steps and self._run.config.evaluations:
             self._unwritten_lines.append(step_log.line_of(steps))
 
@@ -132,8 +132,8 @@ class Reporter:
             return Answer.GO_ON
         assert metrics.keys() <= METRICS.keys(), f"not in the table: {sorted(metrics.keys() - METRICS.keys())}"
         self._write_steps()
-        losses, self._unreported_losses = tuple(self._unreported_losses), []
-        answer = self._report(Report(kind, self._run.samples_seen, metrics, rungs, losses))
+        steps, self._unreported_steps = tuple(self._unreported_steps), []
+        answer = self._report(Report(kind, self._run.samples_seen, metrics, rungs, steps))
         self._last_report = time.monotonic()
         return Answer.STOP if answer == Answer.STOP else Answer.GO_ON
 

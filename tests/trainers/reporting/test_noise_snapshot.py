@@ -311,7 +311,7 @@ def test_no_step_is_lost_to_a_snapshot(tmp_path: Path) -> None:
     said: dict[str, list[Report]] = {"with": [], "without": []}
     for name, snapshots in (("with", (200, 400)), ("without", ())):
         train(config(**SHORT, noise_snapshots=snapshots), said[name].append, tmp_path / name)
-    found, expected = ([loss for report in said[name] for loss in report.step_losses] for name in said)
+    found, expected = ([step.loss for report in said[name] for step in report.steps] for name in said)
     assert found == expected
     assert len(found) == 100
     assert said["with"][-1].metrics["final_loss"] == said["without"][-1].metrics["final_loss"] == found[-1]

@@ -51,7 +51,7 @@ def test_each_learns_and_a_stopped_run_ends_bit_by_bit_as_one_that_was_not(tmp_p
         stop = stop_at(*rungs)
 
         def report(said: Any, how: str = how, stop: Callable[[Any], Any] = stop) -> Any:
-            losses[how] += said.step_losses
+            losses[how] += [step.loss for step in said.steps]
             return stop(said)
 
         for _ in range(1 + len(rungs)):
