@@ -101,8 +101,8 @@ class StudyOptimizer(OptimizerConfig):
     lr: Positive = 6e-4
     """The learning rate at `reference_batch_size`; `lr_scaling` says what it becomes at other batch sizes."""
     reference_batch_size: PositiveInt = 32
-    """The effective batch, in samples, that `lr` was chosen for. The candidate nearest to it is the baseline of the
-    train stage."""
+    """The effective batch, in samples, that `lr` was chosen for. Where the study file gives no `batch`, the candidate nearest to it is the
+    baseline, with which all others are compared."""
     lr_scaling: Literal["auto", "none", "linear", "sqrt"] | Annotated[float, Field(ge=0, le=1)] = "auto"
     """How the learning rate follows the effective batch: with its square root (sqrt, for Adam: Malladi et al. 2022,
     arXiv 2205.10287), in proportion to it (linear, for SGD: Goyal et al. 2017, arXiv 1706.02677), not at all (none), or with a
@@ -236,7 +236,8 @@ class StudyConfig(Strict):
     world_size: PositiveInt = 1
     """The data-parallel ranks of one trial: that many GPUs, or processes on a CPU host, train one model together."""
     batch: Batch = Batch()
-    """The batch of `batchscout trial`, and of stages for which no earlier stage has chosen one."""
+    """Your own batch: where it is given, it is the baseline, with which all others are compared. Also the batch of `batchscout trial`, and of
+    stages for which no earlier stage has chosen one."""
     micro_batch: MicroBatch | None = None
     """For samples of uneven length: `{tokens: auto}` or `{tokens: 8192}` cuts the samples of each step into micro-batches by their tokens,
     the short ones together, so that little is padded. Wherever a micro-batch size is given, a micro-batch then holds as many tokens as that many
