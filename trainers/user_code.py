@@ -9,7 +9,7 @@ import importlib.util
 import io
 import sysconfig
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,15 @@ _OURS = Path(__file__).parents[1]
 def code_of(import_paths: Iterable[str | None]) -> dict[str, str]:
     """Return a digest of each module's code, by its file, as it is named from the directory that its import begins at.
 
-    import_paths: package.module:name, and built-in names among them. Of an installed package the module that is named counts, and not
-    what it imports. Imports are read from the text: one that is made of a name at run time is not seen.
+    import_paths: package.module:name, path/of/script.py:name, and built-in names among them. Of an installed package the module that is
+    named counts, and not what it imports. Imports are read from the text: one that is made of a name at run time is not seen.
     """
-    named = {path.partition(":")[0] for path in import_paths if path and ":" in path}
+    named = {path.rpartition(":")[0] for path in import_paths if path and ":" in path}
+    beside = [file.parent for name in sorted(named) if (file := script_file(name)) is not None]
     found, pending, seen = dict[str, str](), sorted(named), set(named)
     while pending:
         module = pending.pop()
-        for root, file in _files_of(module):
+        for root, file in _files_of(module, beside):
             if (name := str(file.relative_to(root))) in found or (_is_installed(file) and module not in named):
                 continue
             with own_file(file, "read"):
@@ -48,11 +49,14 @@ OBJECTS = "batchscout.trainers.sources.objects"
 
 
 def import_path_of(target: str, kwargs: Mapping[str, Any]) -> str:
-    """Return the import path of the code that a target runs: itself, or the script that it watches."""
-    if target != SCRIPT:
-        return target
-    script = Path(str(kwargs["script"]))
-    return f"{'.'.join(script.with_suffix('').parts) if script.suffix == '.py' else script}:__main__"
+    """Return the import path of the code that a target runs: itself, or the script that it watches, by its path or its module."""
+    return target if target != SCRIPT else f"{kwargs['script']}:__main__"
+
+
+def script_file(module: str) -> Path | None:
+    """Return the file of a script that is named by its path, from the working directory on; None of any other module."""
+    file = Path(module).resolve()
+    return file if module.endswith(".py") and file.is_file() else None
 
 
 def _without_comments(text: bytes) -> bytes:
@@ -82,17 +86,26 @@ _NO_CODE = {
 }  # fmt: skip
 
 
-def _files_of(module: str) -> Iterator[tuple[Path, Path]]:
+def _files_of(module: str, beside: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
     """Yield the file of a module and those of the packages that it is in, each with the directory that its import begins at; none of
-    torch's, of Python's own, and of this program's."""
+    torch's, of Python's own, and of this program's. beside: the folders of scripts, whose imports begin there."""
+    if (script := script_file(module)) is not None:
+        here = Path.cwd().resolve()
+        yield here if script.is_relative_to(here) else script.parent, script
+        return
     top, *names = module.split(".")
+    for folder in beside:
+        if (folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file():
+            yield from _inner_files(folder, folder, [top, *names])
+            return
     if not top or top == "torch":
         return
     try:
         spec = importlib.util.find_spec(top)  # of no inner one: that would run the packages around it
     except (ImportError, ValueError):
         return
-    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
+    found = [folder / top for folder in beside] if spec is None else spec.submodule_search_locations or ()
+    folders = [Path(folder) for folder in found]
     origin = Path(spec.origin) if spec is not None and spec.origin and Path(spec.origin).is_file() else None
     if origin is not None and _may_count(origin):
         yield (origin.parent.parent if folders else origin.parent), origin

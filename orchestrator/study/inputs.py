@@ -11,7 +11,7 @@ from pathlib import Path
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.trainers.criteria import import_path
 from batchscout.trainers.files import own_file
-from batchscout.trainers.user_code import import_path_of
+from batchscout.trainers.user_code import import_path_of, script_file
 
 
 def data_files_of(config: StudyConfig) -> dict[str, str]:
@@ -31,7 +31,8 @@ def import_paths(config: StudyConfig) -> list[str | None]:
 
 def packages_of(targets: Sequence[str | None]) -> list[str]:
     """Return the packages, or modules outside any package, that these import paths begin with; of this program its own two."""
-    modules = [target.partition(":")[0].split(".") for target in targets if target and ":" in target]
+    named = [target.rpartition(":")[0] for target in targets if target and ":" in target]
+    modules = [module.split(".") for module in named if script_file(module) is None]
     return sorted({".".join(names[: 2 if names[0] == "batchscout" else 1]) for names in modules})
 
 

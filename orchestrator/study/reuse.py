@@ -35,6 +35,7 @@ from batchscout.trainers.knobs import optimizer_8bit
 from batchscout.trainers.lines import body_of, line_of
 from batchscout.trainers.notices import NoticeKind, give_notice
 from batchscout.trainers.sources.settings import LIBRARIES
+from batchscout.trainers.user_code import code_of
 
 _NO_MATTER = fields_that_decide(Decides.LOSS, Decides.NOTHING)
 
@@ -238,9 +239,10 @@ def _version(library: str) -> str | None:
 def source_digest(targets: Sequence[str | None]) -> str:
     """Return a digest of the source that these import paths lead to.
 
-    It covers every module of their packages; for a module outside any package, every module beside it.
+    It covers every module of their packages; for a module outside any package, every module beside it; and of scripts, and of folders
+    that are no packages, what is named there with what it imports.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(json.dumps(code_of(targets)).encode())
     for file in (file for package in packages_of(targets) for file in sources_of(package)):
         digest.update(file.read_bytes())
     return digest.hexdigest()

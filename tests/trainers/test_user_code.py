@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from batchscout.trainers.user_code import code_of
+from batchscout.orchestrator.study.reuse import source_digest
+from batchscout.trainers.user_code import SCRIPT, code_of, import_path_of
 
 FILES = {
     "script.py": "import os\nimport torch\nimport beside\nfrom package.inner import layers\n\ndef model():\n    from late import Late\n    return Late\n",
@@ -41,6 +42,45 @@ def test_what_is_named_and_what_it_imports_is_known_and_nothing_else() -> None:
     assert set(code_of(["beside:width", None, "gpt"])) == {"beside.py"}
     assert set(code_of(["package.inner.layers:x"])) == RUN, "it imports the script"
     assert set(code_of(["package.other:three"])) == {"package/__init__.py", "package/shared.py", "package/other.py"}
+
+
+SCRIPTS = {
+    "scripts/train.py": "import net\nfrom models.wide import Wide\nimport beside\n",
+    "scripts/net.py": "width = 8\n",
+    "scripts/models/wide.py": "from .narrow import Narrow\n",
+    "scripts/models/narrow.py": "width = 4\n",
+}
+
+
+@pytest.mark.parametrize("how", ["relative", "absolute", "from elsewhere"])
+def test_a_script_counts_by_its_path_with_what_it_imports_from_its_own_folder(
+    home: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    for name, text in SCRIPTS.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    (home / "elsewhere").mkdir()
+    monkeypatch.chdir(home / ("elsewhere" if how == "from elsewhere" else "."))
+    script = {"relative": "scripts/train.py", "absolute": str(home / "scripts/train.py")}.get(
+        how, "../scripts/train.py"
+    )
+    path = [import_path_of(SCRIPT, {"script": script})]
+    before, measured = code_of(path), source_digest(path)
+    its_own = "train.py" if how == "from elsewhere" else "scripts/train.py"
+    assert set(before) == {its_own, "net.py", "models/wide.py", "models/narrow.py", "beside.py"}
+    (home / "scripts/models/narrow.py").write_text("width = 5\n")
+    assert [name for name, digest in code_of(path).items() if before[name] != digest] == ["models/narrow.py"]
+    assert source_digest(path) != measured, "what was measured of other code is not taken for this one's"
+
+
+@pytest.mark.usefixtures("home")
+def test_what_a_folder_without_an_init_holds_is_no_measurement_of_other_code(home: Path) -> None:
+    (home / "loose").mkdir()
+    digests = set[str]()
+    for width in (8, 9):
+        (home / "loose/net.py").write_text(f"width = {width}\n")
+        digests.add(source_digest(["loose.net:Net"]))
+    assert len(digests) == 2
 
 
 @pytest.mark.parametrize(
