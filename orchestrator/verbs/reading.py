@@ -141,7 +141,8 @@ def export(arguments: argparse.Namespace) -> int:
         refuse_file(run_dir)
         path = run_dir / "recommendation.json"
         with own_file(path, "read"):
-            text = path.read_text() if exists(path) else None
+            # Where there is a journal, the file may hold an earlier answer.
+            text = path.read_text() if exists(path) and not exists(run_dir / "journal.jsonl") else None
         recommendation = Recommendation.from_json(text) if text is not None else load(run_dir).recommendation
         if recommendation is None:
             raise ValueError(no_recommendation(*_open(run_dir), quoted(str(arguments.run_dir))))

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import json
 import math
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -496,6 +497,21 @@ def test_the_verb_exports_what_the_version_before_has_recommended(to: str, capsy
     assert "effective batch 4 = micro-batch 4 x accumulation 1 x ranks 1" in capsys.readouterr().out
 
 
+def test_the_verb_exports_what_the_journal_says_and_no_earlier_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After more runs, or a kill between the two files."""
+    shutil.copytree(GOLDEN / "quickstart", tmp_path / "run")
+    file = tmp_path / "run" / "recommendation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"learning_rate": 0.123}))
+    for journal in (True, False):
+        if not journal:
+            (tmp_path / "run" / "journal.jsonl").unlink()
+        with pytest.raises(SystemExit):
+            main(["export", str(tmp_path / "run"), "--to", "hf"])
+        assert ("0.123" in capsys.readouterr().out) != journal
+
+
 # What the real libraries make of it
 
 
@@ -787,6 +803,47 @@ def test_a_trainer_gets_its_own_arguments_back_with_other_numbers() -> None:
     assert not given.keys() & {"max_steps", "torch_compile_mode"}
 
 
+def with_arguments(**arguments: JsonValue) -> dict[str, JsonValue]:
+    own = TRAINER["arguments"]
+    assert isinstance(own, dict)
+    return {**TRAINER, "arguments": {**own, **arguments}}
+
+
+def test_steps_of_the_trainer_come_before_its_epochs_as_with_transformers() -> None:
+    given = hf_arguments(export(of_trainer(with_arguments(max_steps=2250)), "hf"))
+    assert given["max_steps"] == math.ceil(36_000 / 64)
+    assert "num_train_epochs" not in given
+
+
+def test_the_last_step_of_a_pass_is_told_where_steps_are_counted_and_only_there() -> None:
+    told = "a smaller one unless a pass has a multiple of 64 samples"
+    for to in ("hf", "trl", "axolotl", "lightning"):
+        assert told in export(recommendation(), to), to
+    assert told not in export(of_trainer(), "hf"), "it goes by epochs, as before"
+    assert told in export(of_trainer(with_arguments(max_steps=2250)), "hf")
+    for to in ("torch", "accelerate"):
+        assert "drop_last=True" in export(recommendation(), to), "a short micro-batch would be taken for a full one"
+
+
+def test_weights_and_decay_are_told_to_whoever_has_no_trainer_yet() -> None:
+    for told in ("dtype=torch.float32", "decayed the parameters of two or more dimensions"):
+        assert told in export(recommendation(), "hf")
+        assert told not in export(of_trainer(), "hf")
+
+
+@pytest.mark.parametrize(("samples", "warmup"), [(36_000, 100), (500, 50)])
+def test_a_shorter_run_keeps_the_share_of_the_warm_up_and_a_longer_one_is_told_that_it_stays(
+    samples: int, warmup: int
+) -> None:
+    scope: dict[str, JsonValue] = {
+        "seeds": 1, "validation_samples": 64, "sample_budget": 1000, "effective_batch_sizes": [64], "largest_accumulation": 1,
+    }  # fmt: skip
+    found = recommendation(own_run=TRAINER | {"samples": samples}, scope=scope)
+    text = export(found, "torch")
+    assert f"budget {samples} -> {math.ceil(samples / 64)}, warm-up {warmup} -> {math.ceil(warmup / 64)}" in text
+    assert (f"with {warmup} of warm-up, as here" in text) == (samples > 1000)
+
+
 def test_the_steps_of_its_own_schedule_are_counted_in_the_recommended_batch() -> None:
     given = hf_arguments(export(of_trainer(), "hf"))
     assert (given["lr_scheduler_type"], given["warmup_steps"]) == ("polynomial", 50)
@@ -900,7 +957,7 @@ def test_a_script_is_given_back_its_own_command() -> None:
 def test_a_scripts_command_keeps_its_schedule_and_names_what_the_study_had_otherwise() -> None:
     own = OwnRun(
         "script", 40_000, 8, in_steps=True, schedule=Schedule(type="cosine"),
-        arguments={"optimizer": {"type": "adamw", "betas": [0.9, 0.999], "weight_decay": 0.1}, "precision": "float32"},
+        recipe={"optimizer": {"type": "adamw", "betas": [0.9, 0.999], "weight_decay": 0.1}, "precision": "float32"},
     )  # fmt: skip
     script: dict[str, JsonValue] = {
         "script": "train.py",
@@ -925,3 +982,13 @@ def test_a_scripts_command_keeps_its_schedule_and_names_what_the_study_had_other
     ):
         assert any(said in note for note in notes), said
     assert not any("weight_decay of" in note or "schedule was" in note for note in notes), "what is as it was"
+    of_library = replace(found, own_run=replace(own, library="transformers"))
+    assert any("betas of the optimizer: (0.9, 0." in note for note in export(of_library, "script").splitlines())
+
+
+def test_a_command_that_counts_passes_is_told_how_many_more_the_real_run_takes() -> None:
+    own = OwnRun("script", 20_000, 8, in_steps=False, schedule=Schedule(type="constant"))
+    keys: dict[str, JsonValue] = {"world_size": 1, "effective_batch_size": 16, "sample_budget": 80_000}
+    found = replace(recommendation(script=SCRIPT, real_run=REAL, **keys), own_run=own)
+    assert "give it 4 times as many passes over the data" in export(found, "script")
+    assert "as many passes" not in export(replace(found, real_run=None), "script")

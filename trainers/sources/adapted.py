@@ -52,9 +52,7 @@ def own_run_of(model: nn.Module) -> OwnRun | None:
         factor = of_transformers.rate_factor(model)
         return _own_run(said, rate_factor=factor, **of_transformers.own_arguments(model.trainer.args))
     if isinstance(model, OfLoop):
-        said = recipe.settings(model.loop)
-        own = {key: said.keys[key] for key in ("optimizer", "precision")}
-        return _own_run(said, library="script", arguments=own)
+        return _own_run(recipe.settings(model.loop), library="script")
     if not isinstance(model, OfLightning) or (fit := model.fit) is None:
         return None
     if fit.trainer is None:
@@ -70,6 +68,7 @@ def _own_run(said: Settings, **of_library: Any) -> OwnRun:
         samples_per_step=said.keys["optimizer"]["reference_batch_size"],
         in_steps=said.in_steps,
         schedule=None if schedule is None else Schedule.model_validate(schedule),
+        recipe={key: said.keys[key] for key in ("optimizer", "precision") if key in said.keys},
         **of_library,
     )
 

@@ -47,8 +47,9 @@ class OwnRun:
     """What its setting of the learning rate is of that of the first parameter group, at which a study trains: 10 where the first group has a
     tenth. None where nothing that it is called or made with sets the rate."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Those that its Trainer was made with and that are not as by default; of Lightning's its length alone; of a script its `optimizer`
-    and `precision` as keys of a study."""
+    """Those that its Trainer was made with and that are not as by default; of Lightning's its length alone."""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """Its `optimizer` and `precision`, as far as they are known, as keys of a study."""
     not_plain: tuple[str, ...] = ()
     """Further ones whose values cannot be written down."""
 

@@ -32,7 +32,7 @@ def written(recommendation: Recommendation) -> str:
             "from accelerate.utils import GradientAccumulationPlugin, set_seed",
             "",
             *(phase_lines(r) if r.ramp else []),
-            f"micro_batch_size = {r.micro_batch_size}  # DataLoader(..., batch_size=micro_batch_size), one for each rank",
+            f"micro_batch_size = {r.micro_batch_size}  # DataLoader(..., batch_size=micro_batch_size, shuffle=True, drop_last=True), one for each rank",
             f"max_steps = {max_steps(r)}",
             f"set_seed({r.seed})",
             "# a loader's end does not end a step: its samples and the next pass's make one",

@@ -11,6 +11,7 @@ from batchscout.orchestrator.output.exports.notes import (
     checkpointing_note,
     comments,
     header_of,
+    passes_note,
     shards_note,
     table_note,
     text_of,
@@ -106,6 +107,7 @@ def _notes(r: Recommendation) -> list[str]:
     notes = [
         f"start it with: axolotl train FILE --launcher torchrun -- --nproc_per_node={r.world_size}",
         "sample_packing and sequence_len change what a sample is: leave them as the study's data had them",
+        *passes_note(r, "axolotl"),
         *table_note(r, "axolotl"),
         *tokens_note(
             r,

@@ -16,7 +16,11 @@ def as_long_as_the_real_run(recommendation: Recommendation) -> Recommendation:
     if real is not None:
         return replace(r, sample_budget=real.samples) if r.ramp else r
     samples = r.own_run.samples if r.own_run else None
-    return r if samples is None else replace(r, sample_budget=samples)
+    if samples is None:
+        return r
+    # In a shorter run the warm-up keeps its share, or the rate might never be reached.
+    shorter = min(1.0, samples / r.sample_budget)
+    return replace(r, sample_budget=samples, warmup_samples=round(shorter * r.warmup_samples))
 
 
 def steps_of(samples: int, recommendation: Recommendation) -> int:

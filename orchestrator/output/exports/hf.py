@@ -14,6 +14,7 @@ from batchscout.orchestrator.output.exports.notes import (
     checkpointing_note,
     comments,
     header_of,
+    passes_note,
     table_note,
     text_of,
     tokens_note,
@@ -95,10 +96,15 @@ def _learning_rate(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str,
 
 
 def _length(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the length of the run: in epochs where the Trainer says it so and nothing was carried to another length."""
-    if r.real_run is None and "num_train_epochs" in own:
+    """Return the length of the run: in epochs where the Trainer goes by them and nothing was carried to another length."""
+    if _goes_by_epochs(r, own):
         return {"num_train_epochs": own["num_train_epochs"]}
     return {"max_steps": max_steps(r)}
+
+
+def _goes_by_epochs(r: Recommendation, own: Mapping[str, JsonValue]) -> bool:
+    """max_steps comes before epochs, as with transformers."""
+    return r.real_run is None and "num_train_epochs" in own and "max_steps" not in own
 
 
 def argument_lines(keys: dict[str, JsonValue]) -> list[str]:
@@ -118,6 +124,16 @@ def arguments_notes(recommendation: Recommendation, target: str, library: Librar
         notes.append(
             f"{', '.join(recommendation.own_run.not_plain)}: add yours, whose values cannot be written as text"
         )
+    if not own:
+        notes.append(
+            "the study's weights were float32: where you load the model by from_pretrained, give it dtype=torch.float32"
+        )
+        if recommendation.optimizer.weight_decay:
+            notes.append(
+                "the study decayed the parameters of two or more dimensions; transformers goes by names, and decays all but biases and norms"
+            )
+    if not _goes_by_epochs(recommendation, own):
+        notes += passes_note(recommendation, target)
     factor = recommendation.own_run.rate_factor if own and recommendation.own_run else 1.0
     if factor is None:
         notes.append(

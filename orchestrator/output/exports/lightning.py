@@ -9,6 +9,7 @@ from batchscout.orchestrator.output.exports.counted import batches_of, max_steps
 from batchscout.orchestrator.output.exports.notes import (
     comments,
     header_of,
+    passes_note,
     shards_note,
     text_of,
     tokens_note,
@@ -31,7 +32,7 @@ def written(recommendation: Recommendation) -> str:
     precision = {"bfloat16": "bf16-mixed", "float16": "16-mixed", "float32": "32-true"}[r.precision]
     return text_of(
         [
-            *comments([*header_of(r), *lost, *_lightning_notes(r), *(_own_notes(length) if its_own else [])]),
+            *comments([*header_of(r), *lost, *_lightning_notes(r, length), *(_own_notes(length) if its_own else [])]),
             "import math",
             "",
             "import lightning as L",
@@ -157,17 +158,14 @@ def _growing_callback(recommendation: Recommendation) -> list[str]:
     ]
 
 
-def _lightning_notes(recommendation: Recommendation) -> list[str]:
+def _lightning_notes(recommendation: Recommendation, length: Mapping[str, int]) -> list[str]:
     notes = ["Lightning averages over micro-batches: right only where each holds equally many targets"]
     notes += tokens_note(
         recommendation,
         "accumulate_grad_batches is a fixed number, so a batch_sampler that cuts by tokens would change the effective batch from step to step",
     )
-    if recommendation.ramp:
-        largest = batches_of(recommendation)[-1][1]
-        notes.append(
-            f"the batch grows: let every epoch have a multiple of {largest} samples, or steps at its end are smaller"
-        )
+    if "max_steps" in length:
+        notes += passes_note(recommendation, "Lightning")
     if recommendation.activation_checkpointing != "none":
         notes.append(
             f"Trainer has no key for activation_checkpointing ({recommendation.activation_checkpointing}): "

@@ -53,8 +53,12 @@ def _length_notes(recommendation: Recommendation) -> list[str]:
     if r.own_run is None or r.real_run is not None or r.scope is None or r.sample_budget == r.scope.sample_budget:
         return []
     told = f"this is for your own run of {r.sample_budget} samples; the study's runs had {r.scope.sample_budget}"
-    carried = f": real_run: {{samples: {r.sample_budget}}} in the study file carries the answer to its length"
-    return [told + (carried if r.sample_budget > r.scope.sample_budget else "")]
+    if r.sample_budget < r.scope.sample_budget:
+        return [told]
+    warmup = f", with {r.warmup_samples} of warm-up, as here" if r.warmup_samples else ""
+    return [
+        f"{told}{warmup}: real_run: {{samples: {r.sample_budget}}} in the study file carries the answer to its length"
+    ]
 
 
 def _kept_notes(recommendation: Recommendation) -> list[str]:
@@ -120,6 +124,15 @@ def _phase_notes(recommendation: Recommendation) -> list[str]:
         f"from {samples} samples, after step {steps_of(samples, recommendation)}: accumulation "
         f"{phase.gradient_accumulation_steps}, effective batch {batch}, learning rate {phase.learning_rate:.6g}"
         for phase, (samples, batch) in zip(ramp, batches, strict=True)
+    ]
+
+
+def passes_note(recommendation: Recommendation, target: str) -> list[str]:
+    """Return what becomes of the last step of a pass over the data with a trainer that ends one there; the study's went on into the next."""
+    largest = batches_of(recommendation)[-1][1]
+    return [
+        f"{target}: its trainer ends a step with each pass over the data, a smaller one unless a pass has a multiple of {largest} samples; over "
+        "several passes max_steps is then fewer samples than the study's"
     ]
 
 

@@ -73,9 +73,13 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
 
 
 def _length(r: Recommendation, script: Script) -> Iterator[str]:
-    """Yield what counts steps in the script and has no flag: the number of steps itself, and the parts of its schedule."""
+    """Yield how the run's length is to change where that is no flag of its command, and the parts of its schedule."""
     own = r.own_run
-    if own is None or own.samples is None or not own.in_steps:
+    if own is None or own.samples is None:
+        return
+    if not own.in_steps:
+        if (times := r.sample_budget / own.samples) != 1:
+            yield f"its command trains {own.samples} samples, and the answer is for {r.sample_budget}: give it {times:.3g} times as many passes over the data"
         return
     before, after = own.samples / own.samples_per_step, max_steps(r)
     if abs(after / before - 1) < 0.01:
@@ -95,7 +99,7 @@ def _length(r: Recommendation, script: Script) -> Iterator[str]:
 def _of_recipe(r: Recommendation) -> Iterator[str]:
     """Yield what the study trained with otherwise than the script does."""
     own_run = r.own_run
-    own = own_run.arguments if own_run and own_run.library == "script" else {}
+    own = own_run.recipe if own_run else {}
     if r.warmup_samples or (own_run and own_run.schedule != r.schedule):
         decay = f", and went down over the last {decay_steps(r)}" if decay_steps(r) else ""
         why = "; how the script's own rate goes on could not be known" if own_run and own_run.schedule is None else ""
@@ -105,5 +109,5 @@ def _of_recipe(r: Recommendation) -> Iterator[str]:
         before, after = optimizer.get(key), getattr(r.optimizer, key)
         if key in optimizer and before != (list(after) if isinstance(after, tuple) else after):
             yield f"{key} of the optimizer: {after}, where the script has {before}"
-    if own and own["precision"] != r.precision:
+    if own.get("precision", r.precision) != r.precision:
         yield f"precision: {r.precision}, where the script has {own['precision']}"

@@ -27,7 +27,7 @@ def written(recommendation: Recommendation) -> str:
             "",
             "import torch",
             "",
-            f"micro_batch_size = {r.micro_batch_size}  # DataLoader(..., batch_size=micro_batch_size)",
+            f"micro_batch_size = {r.micro_batch_size}  # DataLoader(..., batch_size=micro_batch_size, shuffle=True, drop_last=True)",
             f"accumulation = {r.gradient_accumulation_steps}  # micro-batches in an optimizer step",
             f"max_steps = {max_steps(r)}",
             f"torch.manual_seed({r.seed})",
