@@ -23,6 +23,7 @@ from torch.utils.data import (
 from batchscout.trainers.sources.held_out import held_out, of_places
 from batchscout.trainers.sources.sampling import places_of
 from batchscout.trainers.sources.settings import num_samples_of
+from batchscout.trainers.sources.watch.statements import compiled
 
 _VALIDATES = ("val", "valid", "validation", "eval", "dev", "test", "te")
 """What validation data are called, the likeliest first."""
@@ -79,7 +80,7 @@ def iterable_source(over: ast.expr, names: Mapping[str, Any]) -> FromCall:
 
 
 def _evaluation(node: ast.expr, names: Mapping[str, Any]) -> Callable[[], Any]:
-    code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval", dont_inherit=True)
+    code = compiled(node)
     return lambda: eval(code, dict(names))  # the script's own expression
 
 

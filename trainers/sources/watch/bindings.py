@@ -30,8 +30,6 @@ from batchscout.trainers.sources.watch.observer import Place, RandomState, Seen,
 from batchscout.trainers.sources.watch.statements import (
     LossCode,
     assigned_in,
-    loops_around,
-    parsed,
     targets_of,
     walk_own,
 )
@@ -70,7 +68,6 @@ def bindings(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
 
 def _by_the_loop(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     """`for x, y in loader`: the loop's own names, with what goes around the loader."""
-    assert seen.backward is not None
     if not isinstance(code.loop, ast.For) or not roots_of(code.inputs) & targets_of(code.loop):
         return
     for fetched in seen.backward.fetched:
@@ -105,7 +102,7 @@ def _changed_batch(over: ast.expr, place: Place, loader: DataLoader[Any]) -> ast
     loop over the loader itself."""
     while isinstance(over, ast.Call) and over.args:
         over = over.args[0]
-    around = or_none(place, ast.unparse(over))
+    around = place.get(ast.unparse(over))
     names = [name for name, value in getattr(around, "__dict__", {}).items() if value is loader]
     if len(names) != 1 or not hasattr(type(around), "__iter__"):
         return None
@@ -122,12 +119,11 @@ def with_batches(around: Any, name: str, batches: list[Any]) -> Any:
 
 def _is_loader(node: ast.expr, place: Place, loader: DataLoader[Any]) -> bool:
     name = ast.unparse(node)
-    return all(part.isidentifier() for part in name.split(".")) and or_none(place, name) is loader
+    return all(part.isidentifier() for part in name.split(".")) and place.get(name) is loader
 
 
 def _by_next(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     """`x, y = next(batches)`: the names of an assignment, in the loop or before its end, of which the batch is the value."""
-    assert seen.backward is not None
     for fetched in seen.backward.fetched:
         for one in _calls(code):
             if same_numbers(_now(one.targets[0], place), fetched.batch) or ast.unparse(one.value).startswith("next("):
@@ -146,25 +142,27 @@ def _calls(code: LossCode) -> list[ast.Assign]:
 def names_set(statement: ast.stmt) -> set[str]:
     if not isinstance(statement, ast.Assign):
         return set()
-    names = (one for target in statement.targets for one in ast.walk(target))
-    return {one.id for one in names if isinstance(one, ast.Name)}
+    return {name for target in statement.targets for name in _names_in(target)}
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _now(target: ast.expr, place: Place) -> Any:
     if isinstance(target, ast.Tuple | ast.List):
         return [_now(one, place) for one in target.elts]
-    return or_none(place, ast.unparse(target))
+    return place.get(ast.unparse(target))
 
 
 def _by_value(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     """Names that stand for the batch or its parts, as a function's arguments do."""
-    assert seen.backward is not None
     made = {name for one in code.statements for name in names_set(one)}
     for fetched in seen.backward.fetched:
         parts = dict(_parts(fetched.batch))
         begin = list[ast.stmt]()
         for name in sorted(roots_of(code.inputs)):
-            value = or_none(place, name)
+            value = place.get(name)
             path = next((path for path, part in parts.items() if name not in made and same_numbers(part, value)), None)
             if path is not None and is_of_numbers(value):
                 begin.append(ast.parse(f"{name} = {BATCH}{path}").body[0])
@@ -189,7 +187,7 @@ def is_of_numbers(value: Any) -> bool:
 def _by_call(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     """`x, y = get_batch("train")`: the call, made again for each batch. The batch that was trained on is what the module was called
     with, or what the names still stand for."""
-    if (seen.backward is not None and seen.backward.fetched) or code.loop is None:
+    if seen.backward.fetched or code.loop is None:
         return
     for one in (one for one in _calls(code) if any(one is inner for inner in ast.walk(code.loop))):
         assert isinstance(one.value, ast.Call)
@@ -200,7 +198,7 @@ def _by_call(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
             continue
         trained_on = _as_called(one.targets[0], code, place, seen)
         assign = ast.Assign(one.targets, _batch())
-        source = call_source(one.value, {**place.global_, **place.local})
+        source = call_source(one.value, place.names)
         yield Bound((assign,), (one,), source, now if trained_on is None else trained_on)
 
 
@@ -223,13 +221,13 @@ def without_rows(code: LossCode, place: Place, seen: Seen) -> str | None:
 
 def _reads_what_changes(call: ast.Call, place: Place, seen: Seen) -> bool:
     """True if a call made again would read what a loop has set since: it would return the same batch for ever."""
-    names = {one.id for one in ast.walk(call) if isinstance(one, ast.Name)} & changing(seen)
-    return any(isinstance(or_none(place, name), int | float | str | list | Tensor | np.ndarray) for name in names)
+    names = _names_in(call) & changing(seen)
+    return any(isinstance(place.get(name), int | float | str | list | Tensor | np.ndarray) for name in names)
 
 
 def _by_iterable(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     """`for x, y in batches`, of no DataLoader: whatever a loop goes through, again and again."""
-    if (seen.backward is not None and seen.backward.fetched) or not isinstance(code.loop, ast.For):
+    if seen.backward.fetched or not isinstance(code.loop, ast.For):
         return
     over, target = code.loop.iter, code.loop.target
     while isinstance(over, ast.Call) and over.args and ast.unparse(over.func).rpartition(".")[2] in _GOES_THROUGH:
@@ -239,23 +237,18 @@ def _by_iterable(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     batch = _now(target, place)
     if (
         num_rows(batch) is None
-        or isinstance(or_none(place, ast.unparse(over)), Dataset)
-        or not _roots_in(target) & roots_of(code.inputs)
+        or isinstance(place.get(ast.unparse(over)), Dataset)
+        or not _names_in(target) & roots_of(code.inputs)
     ):
         return
-    yield Bound((ast.Assign([target], _batch()),), (), iterable_source(over, {**place.global_, **place.local}), batch)
+    yield Bound((ast.Assign([target], _batch()),), (), iterable_source(over, place.names), batch)
 
 
 _GOES_THROUGH = ("enumerate", "tqdm", "track", "progress_bar")
 
 
-def _roots_in(target: ast.expr) -> set[str]:
-    return {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
-
-
 def _by_call_within(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     """`model(*get_batch(data))` and `model(next(batches))`: a call whose value the module is called with."""
-    assert seen.backward is not None
     for call in _of_modules(code, place, seen):
         assert seen.called_with is not None
         for number, argument in enumerate(call.args):
@@ -266,8 +259,7 @@ def _by_call_within(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]
             for fetched in seen.backward.fetched:
                 yield Bound((), (), FromLoader(fetched.loader), fetched.batch, fetched.random, {value: _batch()})
             if not seen.backward.fetched and num_rows(batch) is not None:
-                source = call_source(value, {**place.global_, **place.local})
-                yield Bound((), (), source, batch, in_place={value: _batch()})
+                yield Bound((), (), call_source(value, place.names), batch, in_place={value: _batch()})
 
 
 def _of_modules(code: LossCode, place: Place, seen: Seen) -> list[ast.Call]:
@@ -275,7 +267,7 @@ def _of_modules(code: LossCode, place: Place, seen: Seen) -> list[ast.Call]:
     own = walk_own(ast.Module([*code.statements, ast.Expr(code.loss)], []))  # a function in it has names of its own
     calls = [one for one in own if isinstance(one, ast.Call)]
     modules = [id(one) for one in seen.modules.values()]
-    return [one for one in calls if seen.called_with and id(or_none(place, ast.unparse(one.func))) in modules]
+    return [one for one in calls if seen.called_with and id(place.get(ast.unparse(one.func))) in modules]
 
 
 def _as_called(target: ast.expr, code: LossCode, place: Place, seen: Seen) -> Any:
@@ -343,9 +335,7 @@ def _parts_of_tables(code: LossCode, place: Place, changing: set[str]) -> list[_
 
 def _is_changed(name: str, seen: Seen) -> bool:
     """True if a loop around gives a table other values than its own in another order: `X = X[order]`."""
-    assert seen.backward is not None
-    loops = [loop for place in seen.backward.all_places for loop in loops_around(parsed(place.file), place.position)]
-    for node in (one for loop in loops for one in ast.walk(loop)):
+    for node in (one for loop in seen.backward.all_loops for one in ast.walk(loop)):
         match node:
             case ast.Assign(targets=targets, value=value) if any(
                 name in map(ast.unparse, _targets(t)) for t in targets
@@ -380,7 +370,7 @@ def _prefers_some(index: ast.expr, code: LossCode) -> bool:
 
 def _made_of(index: ast.expr, code: LossCode) -> list[ast.expr]:
     """Return what the names of an index are given as values, and what the loop goes through."""
-    names = {one.id for one in ast.walk(index) if isinstance(one, ast.Name)}
+    names = _names_in(index)
     found = [one.value for one in code.assignments if names_set(one) & names]
     is_the_loops = isinstance(code.loop, ast.For) and targets_of(code.loop) & names
     return [*found, *([code.loop.iter] if is_the_loops and isinstance(code.loop, ast.For) else [])]
@@ -409,7 +399,7 @@ def _reached(part: _Part, code: LossCode, place: Place) -> list[int] | None:
         for one in [index, *_made_of(index, code)]
         for inner in ast.walk(one)
         if isinstance(inner, ast.Name | ast.Attribute)
-        and is_table(value := or_none(place, ast.unparse(inner)))
+        and is_table(value := place.get(ast.unparse(inner)))
         and len(value) > len(part.rows)
     ]
     for order in orders:
@@ -421,11 +411,11 @@ def _reached(part: _Part, code: LossCode, place: Place) -> list[int] | None:
 
 def _part_of_table(node: ast.Subscript, code: LossCode, place: Place, changing: set[str]) -> _Part | None:
     name = ast.unparse(node.value)
-    table = or_none(place, name)
+    table = place.get(name)
     if not is_table(table) or name in code.changed or name.split(".")[0] in code.changed:
         return None
     which = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice
-    if not {one.id for one in ast.walk(which) if isinstance(one, ast.Name)} & changing:
+    if not _names_in(which) & changing:
         return None  # the same rows in every batch
     rows = _rows(which, place, len(table))
     return _Part(node, name, table, rows) if rows else None
@@ -458,7 +448,7 @@ def _part_of_batch(part: _Part, number: int) -> ast.expr:
 def _tables_apart(names: Sequence[str], tables: Mapping[str, Any], place: Place) -> tuple[Any, ...] | None:
     """Return the tables of validation data that are called alike; None where there are none."""
     for renamed in names_apart(names):
-        found = [or_none(place, name) for name in renamed]
+        found = [place.get(name) for name in renamed]
         if all(is_table(one) and alike(one, tables[name]) for one, name in zip(found, names, strict=True)):
             return tuple(found) if len({len(one) for one in found}) == 1 else None
     return None
@@ -466,7 +456,7 @@ def _tables_apart(names: Sequence[str], tables: Mapping[str, Any], place: Place)
 
 def _by_tensors(code: LossCode, place: Place) -> Iterator[Bound]:
     """The same tensors in every step: their rows are the samples."""
-    values = {name: or_none(place, name) for name in sorted(roots_of(code.inputs) - code.changed)}
+    values = {name: place.get(name) for name in sorted(roots_of(code.inputs) - code.changed)}
     tensors = {
         name: value
         for name, value in values.items()
@@ -485,21 +475,13 @@ def _batch() -> ast.expr:
 
 def changing(seen: Seen) -> set[str]:
     """Return what the loops around the loss give values to, in all functions on the way."""
-    assert seen.backward is not None
-    loops = [loop for place in seen.backward.all_places for loop in loops_around(parsed(place.file), place.position)]
+    loops = seen.backward.all_loops
     targets = {name for loop in loops if isinstance(loop, ast.For) for name in targets_of(loop)}
     return targets | {name for loop in loops for name in assigned_in(loop)}
 
 
 def roots_of(names: frozenset[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
-
-
-def or_none(place: Place, name: str) -> Any:
-    try:
-        return place.value(name)
-    except LookupError:
-        return None
 
 
 def holds_a_graph(value: Any) -> bool:

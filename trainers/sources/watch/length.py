@@ -16,8 +16,6 @@ from batchscout.trainers.sources.watch.statements import (
     ends_at,
     is_over_batches,
     is_set_in,
-    loops_around,
-    parsed,
     range_of,
     targets_of,
 )
@@ -28,9 +26,7 @@ def run_samples(source: Source, seen: Seen, micro_batch_size: int) -> tuple[int,
 
     micro_batch_size: samples of a call of backward.
     """
-    assert seen.backward is not None
-    places = seen.backward.places
-    loops = [(loop, place) for place in places for loop in loops_around(parsed(place.file), place.position)]
+    loops = [(loop, place) for place in seen.backward.places for loop in place.loops]
     per_pass = _batches_per_pass(source, micro_batch_size)
     over_batches = next((loop for loop, _ in loops if isinstance(loop, ast.For) and is_over_batches(loop)), None)
     rounds = [_rounds(loop, place, per_pass if loop is over_batches else None) for loop, place in loops]

@@ -49,14 +49,12 @@ class Loop:
     @property
     def place(self) -> Place:
         """Of the script, where a batch and its loss have names."""
-        assert self.seen.backward is not None
         return self.loss.place if self.loss is not None else self.seen.backward.places[0]
 
     @property
     def validation(self) -> DataLoader[Any] | None:
         if not isinstance(self.batches.source, FromLoader):
             return None
-        assert self.seen.backward is not None
         named = {name: value for place in reversed(self.seen.backward.places) for name, value in names_around(place)}
         return validation_loader(self.batches.source.loader, self.seen.loaders, named)
 
@@ -89,7 +87,6 @@ class Loop:
     @property
     def is_averaged(self) -> bool:
         """True if the gradient of a step is the mean of those of its micro-batches, or there is a single one."""
-        assert self.seen.backward is not None
         count = self.num_micro_batches
         if count == 1 or self.loss is None or self.loss.factor != self.seen.backward.scaled_by:
             return True
@@ -98,7 +95,6 @@ class Loop:
     @property
     def times(self) -> float:
         """By what the statements' loss is multiplied to be that of its micro-batch alone."""
-        assert self.seen.backward is not None
         assert self.loss is not None
         divided = self.loss.factor == self.seen.backward.scaled_by and self.num_micro_batches > 1
         return float(self.num_micro_batches) if divided and _is_divided(self.loss, self.num_micro_batches) else 1.0

@@ -36,6 +36,7 @@ from batchscout.trainers.sources.kinds import is_lightning_trainer, is_transform
 from batchscout.trainers.sources.watch.batches import same_numbers
 from batchscout.trainers.sources.watch.flags import Option, options_of_parser
 from batchscout.trainers.sources.watch.on_import import on_import
+from batchscout.trainers.sources.watch.statements import Loop, compiled, loops_around, parsed
 from batchscout.trainers.user_code import is_librarys
 
 STEPS = 2
@@ -86,8 +87,24 @@ class Place:
     is_the_scripts: bool
     """False of a library's."""
 
+    @property
+    def names(self) -> dict[str, Any]:
+        return {**self.global_, **self.local}
+
+    @property
+    def loops(self) -> list[Loop]:
+        """Those of its function around it, the innermost first."""
+        return loops_around(parsed(self.file), self.position)
+
+    def get(self, name: str) -> Any:
+        """Return what a name stands for, or an attribute of one; None where it stands for nothing."""
+        try:
+            return self.value(name)
+        except LookupError:
+            return None
+
     def value(self, name: str) -> Any:
-        """Return what a name stands for, or an attribute of one; raises LookupError."""
+        """Return the same; raises LookupError."""
         first, *attributes = name.split(".")
         found = self.local[first] if first in self.local else self.global_[first]
         for attribute in attributes:
@@ -103,8 +120,7 @@ def value_of(node: ast.expr, place: Place) -> Any:
     if not all(isinstance(one, _PLAIN) or _is_of_arithmetic(one) for one in ast.walk(node)):
         return None
     try:
-        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<the script>", "eval", dont_inherit=True)
-        return eval(code, {**place.global_, **place.local})  # names and numbers of the script's own
+        return eval(compiled(node), place.names)  # names and numbers of the script's own
     except Exception:  # a name that is given a value later
         return None
 
@@ -161,6 +177,10 @@ class Backward:
         """The script's own."""
         return tuple(one for one in self.all_places if one.is_the_scripts)
 
+    @property
+    def all_loops(self) -> list[Loop]:
+        return [loop for place in self.all_places for loop in place.loops]
+
 
 @dataclass(frozen=True)
 class Step:
@@ -179,7 +199,7 @@ class Seen:
     """All of it, as far as the script came."""
 
     steps: list[Step] = field(default_factory=list)
-    backward: Backward | None = None
+    first_backward: Backward | None = None
     pristine: dict[int, nn.Module] = field(default_factory=dict)
     """Copies of the modules that are trained, as they were before their first forward, by the id of the script's own."""
     modules: dict[int, nn.Module] = field(default_factory=dict)
@@ -222,6 +242,12 @@ class Seen:
     """Of the script's argument parsers, with what it was called with."""
     handed: Any = None
     """What was to be trained elsewhere: a Trainer of transformers, or what Lightning's was called with."""
+
+    @property
+    def backward(self) -> Backward:
+        """The first: every script has one that is not refused."""
+        assert self.first_backward is not None
+        return self.first_backward
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
@@ -365,7 +391,7 @@ class _Observer:
 
     def _fetch(self, loader: DataLoader[Any], batch: Any) -> None:
         self._end_again()
-        if self.seen.backward is None and torch.is_grad_enabled():  # and not to evaluate something
+        if self.seen.first_backward is None and torch.is_grad_enabled():  # and not to evaluate something
             self._fetched.appendleft(Fetched(loader, copied(batch), RandomState.now()))
 
     def _called(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -391,7 +417,7 @@ class _Observer:
         trained = {id(p) for one in self.optimizers for group in one.param_groups for p in group["params"]}
         if not any(id(p) in trained for p in module.parameters()):
             return
-        if self.seen.backward is None:
+        if self.seen.first_backward is None:
             self._keep(_whole(unwrapped(module), trained))
             if self.seen.called_with is None:
                 self.seen.called_with, self._given = copied((args, dict(kwargs))), (*args, *kwargs.values())
@@ -437,13 +463,13 @@ class _Observer:
         self._backed_from.add((own.file, own.position))
         if self._num_backwards > MOST_BACKWARDS and not self.optimizers:
             raise Enough
-        if self.seen.backward is not None:
+        if self.seen.first_backward is not None:
             run()
             self._norm = self._gradient_norm()
             return
         random = self._in_step or RandomState.now()
         seen = Backward(loss, float(loss.detach()), places, tuple(self._fetched), random, self._scaled_by)
-        self.seen.backward = seen
+        self.seen.first_backward = seen
         parameters = [p for some in self.seen.parameters.values() for p in some]
         before = {id(p): p.grad.clone() for p in parameters if p.grad is not None}
         run()

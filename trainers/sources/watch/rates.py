@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType
@@ -18,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from batchscout.trainers.sources.schedules import MOST_CALLS, rates_of, spread
 from batchscout.trainers.sources.watch.observer import Place, Seen
-from batchscout.trainers.sources.watch.statements import is_over_batches, loops_around, parsed
+from batchscout.trainers.sources.watch.statements import compiled, is_over_batches, parsed
 
 _SAME = 1e-6
 
@@ -55,7 +54,6 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
 
 def may_change(seen: Seen) -> bool:
     """True if the rate is another later in the run, or the script has what might make it another."""
-    assert seen.backward is not None
     optimizer = seen.steps[0].optimizer
     around = any(_sets_rate_around(place, optimizer) for place in seen.backward.places)
     return around or bool(seen.schedulers) or not _is_constant(seen)
@@ -68,7 +66,7 @@ def _is_constant(seen: Seen) -> bool:
 def _sets_rate_around(place: Place, optimizer: Optimizer) -> bool:
     """True if a loop around a place sets a rate, itself or in a function that it calls, or steps a library's object that holds the optimizer and is
     no schedule of torch's."""
-    loops = loops_around(parsed(place.file), place.position) if place.is_the_scripts else []
+    loops = place.loops if place.is_the_scripts else []
     return bool(loops) and _sets_rate(loops[-1], place, optimizer, set())
 
 
@@ -106,10 +104,7 @@ def _call_sets_rate(call: ast.Call, place: Place, optimizer: Optimizer, known: s
         code = getattr(called, "__code__", None)
     except Exception:  # of the script's own objects, whose attributes may be computed; or of no name at all
         return False
-    takes_it = any(
-        isinstance(one, ast.Name) and place.local.get(one.id, place.global_.get(one.id)) is optimizer
-        for one in call.args
-    )
+    takes_it = any(isinstance(one, ast.Name) and place.get(one.id) is optimizer for one in call.args)
     is_a_librarys = code is not None and "site-packages" in code.co_filename
     if is_a_librarys and name.startswith("step") and _holds(of, optimizer):
         return True
@@ -140,21 +135,17 @@ def _function(code: CodeType) -> ast.AST | None:
 
 def _is_stepped_between_batches(schedule: Any, seen: Seen) -> bool:
     """True if the loop over the batches steps a schedule, though not after each of the first steps."""
-    assert seen.backward is not None
     for place in seen.backward.places:
-        loops = loops_around(parsed(place.file), place.position)
-        batches = next((one for one in loops if isinstance(one, ast.For) and is_over_batches(one)), None)
-        for one in ast.walk(batches) if batches else ():
-            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "step":
-                with contextlib.suppress(LookupError):
-                    if place.value(ast.unparse(one.func.value)) is schedule:
-                        return True
+        batches = next((one for one in place.loops if isinstance(one, ast.For) and is_over_batches(one)), None)
+        called = [one.func for one in ast.walk(batches) if isinstance(one, ast.Call)] if batches else []
+        owners = [one.value for one in called if isinstance(one, ast.Attribute) and one.attr == "step"]
+        if any(place.get(ast.unparse(owner)) is schedule for owner in owners):
+            return True
     return False
 
 
 def _of_passes(seen: Seen, num_steps: int, steps_per_pass: float | None) -> list[float] | None:
     """Return the rates that an expression like `lr * 0.1 ** (epoch // 30)` has over the run, where it has the rate of the first pass."""
-    assert seen.backward is not None
     passes = math.ceil(num_steps / steps_per_pass) if steps_per_pass else 0
     if not passes or passes > MOST_CALLS:
         return None
@@ -163,7 +154,7 @@ def _of_passes(seen: Seen, num_steps: int, steps_per_pass: float | None) -> list
         for expression in _set_as_rate(tree):
             read = {one.id for one in ast.walk(expression) if isinstance(one, ast.Name)}
             for counter in sorted(read & _counters(tree)):
-                now = place.local.get(counter, place.global_.get(counter))
+                now = place.get(counter)
                 if not isinstance(now, int):
                     continue
                 values = _values(expression, place, counter, range(now, now + passes))
@@ -174,7 +165,6 @@ def _of_passes(seen: Seen, num_steps: int, steps_per_pass: float | None) -> list
 
 def _of_expression(seen: Seen, num_steps: int) -> list[float] | None:
     """Return the rates that an expression like `get_lr(step)` has over the run: one that gives the rates that were seen."""
-    assert seen.backward is not None
     if num_steps > MOST_CALLS:
         return None
     wanted = [step.rates[0] for step in seen.steps]
@@ -196,8 +186,7 @@ def _same(values: Sequence[float] | None, wanted: Sequence[float]) -> bool:
 
 def _values(expression: ast.expr, place: Place, counter: str, steps: Sequence[int]) -> list[float] | None:
     """Return what an expression is where the counter has these values; None where it is no number."""
-    code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<the script>", "eval", dont_inherit=True)
-    names: Mapping[str, Any] = {**place.global_, **place.local}
+    code, names = compiled(expression), place.names
     try:
         return [float(eval(code, {**names, counter: step})) for step in steps]  # the script's own expression
     except Exception:  # of the script, whose other names are not what they were

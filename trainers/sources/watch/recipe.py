@@ -80,7 +80,6 @@ def _of_data(loop: Loop) -> str:
 
 
 def _name_of(loop: Loop, loader: DataLoader[Any]) -> str:
-    assert loop.seen.backward is not None
     named = (
         name for place in loop.seen.backward.places for name, value in names_around(place) if within(value) is loader
     )
@@ -129,7 +128,6 @@ _AVERAGE = re.compile("(?i:ema)|.*(EMA|Ema([A-Z]|$)|MovingAverage|AveragedModel)
 
 def _averages(seen: Seen) -> str:
     """Return the names of what keeps an average of the weights, by what it or its class is called; empty without any."""
-    assert seen.backward is not None
     found = {
         name: value
         for place in seen.backward.places

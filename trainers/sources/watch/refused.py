@@ -19,7 +19,7 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
     """Return why a script cannot be studied; None where nothing says so. imported: the modules that are loaded."""
     if seen.handed is not None:
         return None
-    if not seen.steps or seen.backward is None:
+    if not seen.steps or seen.first_backward is None:
         had = "an optimizer of torch was made and never stepped" if seen.made_with else "no optimizer of torch was made"
         return (
             f"{had}: what changes its weights by hand, or in processes that it starts, cannot be watched; have it train in "

@@ -28,7 +28,6 @@ from batchscout.trainers.sources.watch.bindings import (
     holds_a_graph,
     is_of_numbers,
     names_set,
-    or_none,
     roots_of,
     with_batches,
     without_rows,
@@ -81,7 +80,6 @@ class NotReplayed:
 def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
     """Return the loss of a batch. What is tried first is what scripts do most: a loop over a DataLoader, then a call that returns
     batches, then the same tensors in every step."""
-    assert seen.backward is not None
     reasons, changes, of_one_size = list[str](), False, list[str]()
     for place, code in _codes(seen.backward):
         if carried := _carried(code, place):
@@ -134,7 +132,6 @@ _WHOLE = (
 def _fault_of_another(made: _Made, bound: Bound, seen: Seen) -> str | None:
     """Return what happens if the first batch comes once more, with the same random numbers: an error's text, or nothing where its loss is
     another; None where it is the same."""
-    assert seen.backward is not None
     losses = list[float]()
     try:
         with _on_copies(seen), torch.enable_grad():
@@ -180,7 +177,6 @@ def _on_copies(seen: Seen) -> Iterator[Copies]:
 
 
 def _of_a_loader(seen: Seen) -> Batches | None:
-    assert seen.backward is not None
     last = next(iter(seen.backward.fetched), None)
     return last and Batches(FromLoader(last.loader), last.batch)
 
@@ -203,7 +199,7 @@ def _carried(code: LossCode, place: Place) -> str | None:
     """Return what a loss takes over from the batch before; None where there is nothing."""
     given = targets_of(code.loop) if isinstance(code.loop, ast.For) else set()
     for name in sorted(code.inputs & code.changed - given):
-        value = place.local.get(name, place.global_.get(name)) if "." not in name else or_none(place, name)
+        value = place.get(name)
         if holds_a_graph(value) and not may_be_made_first(code, name):
             return (
                 f"its loss reads {name}, which the step before has left (a hidden state that is carried on), and a study begins each "
@@ -237,7 +233,7 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
     changes, counters = changing(seen), dict[str, _Frozen]()
     for name in sorted(read):
         root = name.split(".")[0]
-        value = or_none(place, name)
+        value = place.get(name)
         if _of_this_batch(code, name, value) or _is_accumulation(name, value, seen):
             continue
         is_plain = isinstance(value, int | float | str | Tensor) or is_of_numbers(value)
@@ -286,7 +282,7 @@ def _twin(names: Iterable[str], place: Place, seen: Seen) -> str | None:
     shapes = [[p.shape for p in some] for some in seen.parameters.values()]
     own = {id(part) for parts in seen.parts.values() for part in parts}
     for name in sorted(names):
-        value = or_none(place, name)
+        value = place.get(name)
         if (
             isinstance(value, nn.Module)
             and id(unwrapped(value)) not in own
@@ -373,7 +369,6 @@ def _names_stored(node: ast.AST) -> Iterator[str]:
 def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
     """Return by what the loss of the first batch was multiplied before backward, where a replay gives what was seen; else in what it
     differs."""
-    assert seen.backward is not None
     told = list[str]()
     fetched = (
         one.random for one in seen.backward.fetched
@@ -400,13 +395,11 @@ def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
 def _factors(seen: Seen) -> list[float]:
     """Return by what the statements' loss may have been multiplied before backward: a GradScaler's factor, and one divided by the number of
     micro-batches, as accelerate does."""
-    assert seen.backward is not None
     scaled_by, count = seen.backward.scaled_by, max(1, seen.steps[0].num_backwards if seen.steps else 1)
     return [scaled_by, *([scaled_by / count] if count > 1 else [])]
 
 
 def _far(loss: Tensor, copies: Mapping[int, nn.Module], seen: Seen, scale: float) -> str | None:
-    assert seen.backward is not None
     ours, theirs = float(loss.detach()) * scale, seen.backward.value
     if not math.isclose(ours, theirs, rel_tol=SAME, abs_tol=SAME * 1e-3):
         return f"replayed, its statements give the loss {ours:.6g}, and {theirs:.6g} was seen"

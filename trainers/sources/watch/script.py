@@ -95,7 +95,6 @@ def watched(script: str, args: tuple[str, ...]) -> Watched:
         raise NoStudy(reason)
     if seen.handed is not None:
         return Watched(seen.handed, tuple(seen.options))
-    assert seen.backward is not None
     loss = loss_of(seen)
     _put_away(seen)
     place = loss.place if isinstance(loss, LossOfBatch) else seen.backward.places[0]
@@ -215,7 +214,6 @@ def _in_the_users_words(script: str) -> Iterator[None]:
 
 def _put_away(seen: Seen) -> None:
     """Give back the memory of what was watched: each run has weights of its own."""
-    assert seen.backward is not None
     seen.backward.gradients.clear()
     for step in seen.steps:
         step.optimizer.state.clear()

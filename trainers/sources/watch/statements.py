@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 Loop = ast.For | ast.While
@@ -55,6 +56,10 @@ Position = tuple[int, int]
 def parsed(file: str) -> ast.Module:
     """Return the syntax tree of a file, the same one each time: its nodes are known by their identity."""
     return ast.parse(Path(file).read_bytes())
+
+
+def compiled(expression: ast.expr) -> CodeType:
+    return compile(ast.fix_missing_locations(ast.Expression(expression)), "<the script>", "eval", dont_inherit=True)
 
 
 def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[LossCode]:
