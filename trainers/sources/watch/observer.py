@@ -306,53 +306,37 @@ class _Observer:
         """Return what is called through this observer: the owner, the name, and what is to be put around it."""
         clip = torch.nn.utils.clip_grad
         return [
-            (Optimizer, "__init__", self._optimizer_made),
-            (Optimizer, "add_param_group", self._group_added),
-            *((kind, "__init__", self._scheduler_made) for kind in (LRScheduler, ReduceLROnPlateau)),
-            (DataLoader, "__init__", self._loader_made),
+            (Optimizer, "__init__", _noted(self._optimizer_made)),
+            (Optimizer, "add_param_group", _noted(self._group_added)),
+            *((kind, "__init__", _noted(self._scheduler_made)) for kind in (LRScheduler, ReduceLROnPlateau)),
+            (DataLoader, "__init__", _noted(self._loader_made)),
             (DataLoader, "__iter__", self._iterated),
             (nn.Module, "__call__", self._called),
             (Tensor, "backward", self._tensor_backward),
             (torch.autograd, "backward", self._autograd_backward),
             (torch, "compile", self._compiled),
             (argparse.ArgumentParser, "parse_known_args", self._parsed),
-            (torch.amp.GradScaler, "scale", self._scaled),
-            *((torch.nn.functional, name, self._cross_entropy) for name in ("cross_entropy", "nll_loss")),
+            (torch.amp.GradScaler, "scale", _noted(self._scaled)),
+            *((torch.nn.functional, name, _noted(self._cross_entropy)) for name in ("cross_entropy", "nll_loss")),
             *((owner, "clip_grad_norm_", self._norm_clipped) for owner in (torch.nn.utils, clip)),
-            *((owner, "clip_grad_value_", self._values_clipped) for owner in (torch.nn.utils, clip)),
+            *((owner, "clip_grad_value_", _noted(self._values_clipped)) for owner in (torch.nn.utils, clip)),
         ]
 
     # What is made
 
-    def _optimizer_made(self, init: Callable[..., None]) -> Callable[..., None]:
-        def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            init(optimizer, *args, **kwargs)
-            self.optimizers.append(optimizer)
-            self.seen.made_with[id(optimizer)] = _rates(optimizer)
+    def _optimizer_made(self, optimizer: Optimizer, *_: object, **__: object) -> None:
+        self.optimizers.append(optimizer)
+        self.seen.made_with[id(optimizer)] = _rates(optimizer)
 
-        return made
+    def _group_added(self, optimizer: Optimizer, *_: object, **__: object) -> None:
+        if id(optimizer) in self.seen.made_with:  # and not while it is made
+            self.seen.made_with[id(optimizer)] += _rates(optimizer)[-1:]
 
-    def _group_added(self, add: Callable[..., None]) -> Callable[..., None]:
-        def added(optimizer: Optimizer, group: dict[str, Any]) -> None:
-            add(optimizer, group)
-            if id(optimizer) in self.seen.made_with:  # and not while it is made
-                self.seen.made_with[id(optimizer)] += _rates(optimizer)[-1:]
+    def _scheduler_made(self, scheduler: LRScheduler, *_: object, **__: object) -> None:
+        self.seen.schedulers.append(scheduler)
 
-        return added
-
-    def _scheduler_made(self, init: Callable[..., None]) -> Callable[..., None]:
-        def made(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
-            init(scheduler, *args, **kwargs)
-            self.seen.schedulers.append(scheduler)
-
-        return made
-
-    def _loader_made(self, init: Callable[..., None]) -> Callable[..., None]:
-        def made(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
-            init(loader, *args, **kwargs)
-            self.seen.loaders.append(loader)
-
-        return made
+    def _loader_made(self, loader: DataLoader[Any], *_: object, **__: object) -> None:
+        self.seen.loaders.append(loader)
 
     def _compiled(self, compile: Callable[..., Any]) -> Callable[..., Any]:
         def as_it_is(model: Any = None, **kwargs: Any) -> Any:  # compiling is the study's to decide, and takes minutes
@@ -390,13 +374,13 @@ class _Observer:
         return iterated
 
     def _fetch(self, loader: DataLoader[Any], batch: Any) -> None:
-        self._end_again()
+        self._end_where_all_is_seen()
         if self.seen.first_backward is None and torch.is_grad_enabled():  # and not to evaluate something
             self._fetched.appendleft(Fetched(loader, copied(batch), RandomState.now()))
 
     def _called(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self._end_again()
+            self._end_where_all_is_seen()
             if self._depth == 0 and torch.is_grad_enabled() and module.training:
                 self._before_forward(module, args, kwargs)
             self._depth += 1
@@ -414,7 +398,7 @@ class _Observer:
         if torch.is_autocast_enabled(kind):
             self.seen.autocast = torch.get_autocast_dtype(kind)
         self.seen.allows_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-        trained = {id(p) for one in self.optimizers for group in one.param_groups for p in group["params"]}
+        trained = parameters_of(*self.optimizers)
         if not any(id(p) in trained for p in module.parameters()):
             return
         if self.seen.first_backward is None:
@@ -478,23 +462,12 @@ class _Observer:
                 seen.gradients[id(p)] = p.grad - before[id(p)] if id(p) in before else p.grad.clone()
         self._norm = self._gradient_norm()
 
-    def _scaled(self, scale: Callable[..., Any]) -> Callable[..., Any]:
-        def scaled(scaler: torch.amp.GradScaler, loss: Any) -> Any:
-            found = scale(scaler, loss)
-            self._scaled_by = scaler.get_scale()
-            return found
+    def _scaled(self, scaler: torch.amp.GradScaler, *_: object, **__: object) -> None:
+        self._scaled_by = scaler.get_scale()
 
-        return scaled
-
-    def _cross_entropy(self, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def computed(*args: Any, **kwargs: Any) -> Tensor:
-            if torch.is_grad_enabled():
-                self.seen.ignored_targets.add(
-                    int(kwargs.get("ignore_index", args[4] if len(args) > 4 else IGNORED_TARGET))
-                )
-            return compute(*args, **kwargs)
-
-        return computed
+    def _cross_entropy(self, *args: Any, **kwargs: Any) -> None:
+        if torch.is_grad_enabled():
+            self.seen.ignored_targets.add(int(kwargs.get("ignore_index", args[4] if len(args) > 4 else IGNORED_TARGET)))
 
     def _norm_clipped(self, clip: Callable[..., Any]) -> Callable[..., Any]:
         def clipped(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
@@ -510,12 +483,8 @@ class _Observer:
 
         return clipped
 
-    def _values_clipped(self, clip: Callable[..., Any]) -> Callable[..., Any]:
-        def clipped(*args: Any, **kwargs: Any) -> Any:
-            self.seen.clipped_values = True
-            return clip(*args, **kwargs)
-
-        return clipped
+    def _values_clipped(self, *_: object, **__: object) -> None:
+        self.seen.clipped_values = True
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a step, and end the script at the last one that is looked at."""
@@ -527,19 +496,16 @@ class _Observer:
         self.seen.steps.append(Step(optimizer, _rates(optimizer), self._num_backwards, places, changed))
         self._num_backwards, self._norm, self._in_step = 0, None, None
         self._backed_from.clear()
-        if len(self.seen.steps) >= STEPS:
-            raise Enough
+        self._end_where_all_is_seen()
 
     def _is_of_the_same_step(self, optimizer: Optimizer) -> bool:
         """True of another optimizer of the same class, which takes the same gradient to other weights."""
         before = self.seen.optimizers
-        ours = {id(p) for one in before for group in one.param_groups for p in group["params"]}
-        return all(type(one) is type(optimizer) and one is not optimizer for one in before) and not any(
-            id(p) in ours for group in optimizer.param_groups for p in group["params"]
-        )
+        is_another = all(type(one) is type(optimizer) and one is not optimizer for one in before)
+        return is_another and not parameters_of(*before) & parameters_of(optimizer)
 
-    def _end_again(self) -> None:
-        """End a script that has caught the end of it, and goes on."""
+    def _end_where_all_is_seen(self) -> None:
+        """End the script; again, where it has caught that and goes on."""
         if len(self.seen.steps) >= STEPS:
             raise Enough
 
@@ -547,6 +513,20 @@ class _Observer:
         gradients = [p.grad for some in self.seen.parameters.values() for p in some if p.grad is not None]
         dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
         return math.hypot(*(float(torch.linalg.vector_norm(one.float())) for one in dense))
+
+
+def _noted(note: Callable[..., None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what is to be put around a function so that `note` is called after it, with the same arguments."""
+
+    def around(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            found = call(*args, **kwargs)
+            note(*args, **kwargs)
+            return found
+
+        return called
+
+    return around
 
 
 class _Batches:
@@ -658,6 +638,11 @@ def num_samples_in(batch: Any) -> int:
         return int(batch.shape[0]) if batch.ndim else 0
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
     return next((size for size in map(num_samples_in, parts) if size), 0)
+
+
+def parameters_of(*optimizers: Optimizer) -> set[int]:
+    """Return the ids of what they train."""
+    return {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
 
 
 def _rates(optimizer: Optimizer) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch.optim import LBFGS, Optimizer
 
 from batchscout.trainers.sources.schedules import rates_of
-from batchscout.trainers.sources.watch.observer import Seen
+from batchscout.trainers.sources.watch.observer import Seen, parameters_of
 
 _OF_REWARDS = ("gymnasium", "gym", "pettingzoo", "stable_baselines3")
 _OF_PRIVATE_GRADIENTS = ("opacus",)
@@ -73,8 +73,8 @@ def _several_optimizers(seen: Seen) -> str | None:
         )
     if len({_shape_of_schedules(one, seen) for one in seen.optimizers}) > 1:
         return "its optimizers step together, but their learning rates do not go up and down together, and a study has one schedule; give all the same"
-    ours = _parameters_of(seen.optimizer)
-    if apart := [one for one in seen.other_optimizers if not _parameters_of(one) & ours]:
+    ours = parameters_of(seen.optimizer)
+    if apart := [one for one in seen.other_optimizers if not parameters_of(one) & ours]:
         return (
             f"another optimizer ({type(apart[0]).__name__}) has other parameters and did not step yet, as that of a GAN's generator, and a "
             "study has one; write the loss of one of them as package.module:callable (docs/own_model.md)"
@@ -91,15 +91,11 @@ def _shape_of_schedules(optimizer: Optimizer, seen: Seen) -> tuple[object, ...]:
 _CALLS_COMPARED = 1000
 
 
-def _parameters_of(optimizer: Optimizer) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-
 def _outside_of_modules(seen: Seen) -> str | None:
     kept = {id(p) for some in seen.parameters.values() for p in some}
     if not kept:
         return "no module that the optimizer trains was called in training mode; call model.train() before, and compute the loss with the module"
-    if missing := _parameters_of(seen.optimizer) - kept:
+    if missing := parameters_of(seen.optimizer) - kept:
         return (
             f"its optimizer has {len(missing)} parameters that are in no module that is called, and a study would leave them as they are; make them "
             "parameters of the module (nn.Parameter, as an attribute of it)"
