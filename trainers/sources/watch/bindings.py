@@ -54,6 +54,10 @@ class Bound:
     in_place: Mapping[ast.expr, ast.expr] = field(default_factory=dict)
     """Parts of the statements that are the batch or of it, and what stands there."""
 
+    @property
+    def names(self) -> set[str]:
+        return {name for one in self.begin for name in names_set(one)}
+
 
 def bindings(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     yield from _by_the_loop(code, place, seen)

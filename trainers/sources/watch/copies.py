@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -27,6 +27,11 @@ class Copies:
         again.number = next(_numbers)
         again.modules, again.parts = copy.deepcopy(self.modules, memo), copy.deepcopy(self.parts, memo)
         return again
+
+    def of_parameters(self, seen: Seen) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """Yield the script's own parameters, each with its copy."""
+        for key, own in seen.parameters.items():
+            yield from zip(own, self.modules[key].parameters(), strict=True)
 
     def put_in_use(self, seen: Seen) -> None:
         """Make the script's own modules these copies: whatever of its code holds one of them, has one of these then."""

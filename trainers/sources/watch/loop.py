@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -103,12 +103,9 @@ class Loop:
 def _is_divided(loss: LossOfBatch, count: int) -> bool:
     """True if the script's statements divide the loss by so many."""
     code = loss.code
-    inner = (one for part in code.statements for one in ast.walk(part))
-    made = [
-        code.loss,
-        *(one for one in inner if isinstance(one, ast.Assign | ast.AugAssign) and _makes(one, code.loss)),
-    ]
-    return any(_divides(node, count, loss.place) for part in made for node in ast.walk(part))
+    inner = [one for part in code.statements for one in ast.walk(part)]
+    made = [one for one in inner if isinstance(one, ast.Assign | ast.AugAssign) and _makes(one, code.loss)]
+    return any(_divides(node, count, loss.place) for part in (code.loss, *made) for node in ast.walk(part))
 
 
 def _makes(statement: ast.Assign | ast.AugAssign, loss: ast.expr) -> bool:
@@ -220,13 +217,8 @@ class _Held:
 def groups(model: OfLoop | WithoutLoss) -> list[dict[str, Any]]:
     """Return the groups of the script's optimizer, of the parameters of this copy."""
     loop = model.loop
-    ours = {id(own): again for own, again in _pairs(loop.seen, model._copies.modules)}
+    ours = {id(own): again for own, again in model._copies.of_parameters(loop.seen)}
     return [
         {**group, "params": [ours[id(one)] for one in group["params"] if id(one) in ours]}
         for group in groups_of(loop.optimizer)
     ]
-
-
-def _pairs(seen: Seen, copies: dict[int, nn.Module]) -> Iterator[tuple[Tensor, Tensor]]:
-    for key, originals in seen.parameters.items():
-        yield from zip(originals, copies[key].parameters(), strict=True)

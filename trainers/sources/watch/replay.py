@@ -27,7 +27,6 @@ from batchscout.trainers.sources.watch.bindings import (
     changing,
     holds_a_graph,
     is_of_numbers,
-    names_set,
     roots_of,
     with_batches,
     without_rows,
@@ -150,8 +149,7 @@ def _fault_of_another(made: _Made, bound: Bound, seen: Seen) -> str | None:
 
 def _is_known(reset: ast.stmt, bound: Bound, seen: Seen) -> bool:
     """True if what it reads stays as it was, or is of the batch."""
-    given = {name for one in bound.begin for name in names_set(one)}
-    return not reads_of(reset) & changing(seen) - given
+    return not reads_of(reset) & changing(seen) - bound.names
 
 
 def _fault_of_some_rows(made: _Made, bound: Bound, seen: Seen) -> str | None:
@@ -227,7 +225,6 @@ class _Frozen:
 def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen | None:
     """Return what a loss reads that is another in every batch and does not come from it: a study would keep it as it was in the first;
     None where there is nothing."""
-    given = {name for one in bound.begin for name in names_set(one)}
     counted = {name for one in bound.begin for name in _given_a_number(one)}
     _, _, read = _batched(code, bound)
     changes, counters = changing(seen), dict[str, _Frozen]()
@@ -237,7 +234,7 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
         if _of_this_batch(code, name, value) or _is_accumulation(name, value, seen):
             continue
         is_plain = isinstance(value, int | float | str | Tensor) or is_of_numbers(value)
-        if is_plain and (name in counted or (root not in given and (name in changes or root in changes))):
+        if is_plain and (name in counted or (root not in bound.names and (name in changes or root in changes))):
             found = _Frozen(
                 f"its loss reads {name}, which is another in later batches and does not come from the batch, and a study would keep it as it was in "
                 "the first; compute it from the batch, or let a DataLoader give it",
@@ -309,9 +306,10 @@ def _function(code: LossCode, place: Place, bound: Bound, resets: tuple[ast.stmt
     known = {name: place.local[name] for name in roots if name in place.local}
     known = {name: value for name, value in known.items() if not _of_this_batch(code, name, value)}
     stored = {name for one in (*bound.begin, *kept) for node in ast.walk(one) for name in _names_stored(node)}
-    given = {name for one in bound.begin for name in names_set(one)}
     again = [
-        ast.parse(f"{name} = {_LATER}{name}").body[0] for name in sorted((roots & stored) - given) if name in known
+        ast.parse(f"{name} = {_LATER}{name}").body[0]
+        for name in sorted((roots & stored) - bound.names)
+        if name in known
     ]
     body = [*again, *bound.begin, *resets, *kept, ast.Return(loss)]
     arguments = ast.arguments([], [ast.arg(BATCH)], None, [], [], None, [])
@@ -385,7 +383,7 @@ def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
         ) as error:  # of the script's code, under other names than its own; it may fetch another batch
             told.append(f"its statements raised {type(error).__name__}: {error}")
             continue
-        reasons = {factor: _far(loss, copies.modules, seen, factor) for factor in _factors(seen)}
+        reasons = {factor: _far(loss, copies, seen, factor) for factor in _factors(seen)}
         if (factor := next((one for one, reason in reasons.items() if reason is None), None)) is not None:
             return factor
         told.append(next(filter(None, reasons.values())))
@@ -399,18 +397,17 @@ def _factors(seen: Seen) -> list[float]:
     return [scaled_by, *([scaled_by / count] if count > 1 else [])]
 
 
-def _far(loss: Tensor, copies: Mapping[int, nn.Module], seen: Seen, scale: float) -> str | None:
+def _far(loss: Tensor, copies: Copies, seen: Seen, scale: float) -> str | None:
     ours, theirs = float(loss.detach()) * scale, seen.backward.value
     if not math.isclose(ours, theirs, rel_tol=SAME, abs_tol=SAME * 1e-3):
         return f"replayed, its statements give the loss {ours:.6g}, and {theirs:.6g} was seen"
-    pairs = [pair for key, own in seen.parameters.items() for pair in zip(own, copies[key].parameters(), strict=True)]
     off = far = 0.0
-    for own, again in pairs:
-        wanted = seen.backward.gradients.get(id(own))
-        had = again.grad * scale if again.grad is not None else None
+    for own, again in copies.of_parameters(seen):
         zero = torch.zeros((), device=own.device)
-        off += float(((zero if had is None else had) - (zero if wanted is None else wanted)).double().square().sum())
-        far += float((zero if wanted is None else wanted).double().square().sum())
+        wanted = seen.backward.gradients.get(id(own), zero)
+        had = zero if again.grad is None else again.grad * scale
+        off += float((had - wanted).double().square().sum())
+        far += float(wanted.double().square().sum())
     if math.sqrt(off) > SAME * math.sqrt(far) * 10:
         return f"replayed, its statements give a gradient that is off by {math.sqrt(off / far) if far else math.inf:.2g} of the one that was seen"
     return None
