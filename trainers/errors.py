@@ -121,6 +121,12 @@ def raised_text(error: BaseException) -> str:
     return f"{name if said == name else f'{name}: {said}'}{notes}"
 
 
+def raised_where(error: BaseException) -> str:
+    """Return what was raised, and the line of the user's code in which, or from which, it was."""
+    file, line = users_frame(error)
+    return f"{raised_text(error)} (in {file}, line {line})"
+
+
 def _hidden_library(error: BaseException) -> Iterator[str]:
     """Yield, at most once, the file in which a name was looked for, where that lies before a library of its name on sys.path."""
     looked_in = getattr(error.obj, "__name__", None) if isinstance(error, AttributeError) else None

@@ -36,7 +36,7 @@ from batchscout.orchestrator.units import bytes_text, exit_text, shortened
 from batchscout.trainers.config import TrialConfig, left_as_it_is
 from batchscout.trainers.descendants import adopt_orphans, end_descendants
 from batchscout.trainers.device.cgroup import memory_kills
-from batchscout.trainers.errors import first_line, raised_text, said_by, users_frame
+from batchscout.trainers.errors import first_line, raised_text, raised_where, said_by
 from batchscout.trainers.files import StorageLost, own_file, quoted, storage_error
 from batchscout.trainers.report import Report
 
@@ -289,8 +289,7 @@ def failure_reason(error: BaseException) -> str:
         return exit_text(error)
     if isinstance(error, Exception):
         return raised_text(error)
-    file, line = users_frame(error)  # few expect that such a thing is raised, or know by whom
-    return f"{raised_text(error)} (in {file}, line {line})"
+    return raised_where(error)  # few expect that such a thing is raised, or know by whom
 
 
 def where_paths_begin(error: BaseException) -> str:

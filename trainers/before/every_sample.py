@@ -17,7 +17,7 @@ from torch import Tensor
 from batchscout.trainers.data.batches import fetch, leaves
 from batchscout.trainers.data.long_samples import spread
 from batchscout.trainers.data.samples import SampleSet
-from batchscout.trainers.errors import DataFault, raised_text, users_frame
+from batchscout.trainers.errors import DataFault, raised_where
 
 SECONDS = 2.0
 """For each set."""
@@ -46,10 +46,7 @@ def look_through(
         except DataFault:
             raise
         except Exception as error:  # of the user's code
-            file, line = users_frame(error)
-            raise DataFault(
-                f"{what} raised {raised_text(error)} (in {file}, line {line}); fix it, or leave it out of the set"
-            ) from error
+            raise DataFault(f"{what} raised {raised_where(error)}; fix it, or leave it out of the set") from error
         check(batch, what)
         beside_another = [
             index,

@@ -38,7 +38,7 @@ from batchscout.trainers.device.device import pick_device
 from batchscout.trainers.device.memory import memory_of
 from batchscout.trainers.device.out_of_memory import is_out_of_memory
 from batchscout.trainers.device.tensor_float import tensor_float_32
-from batchscout.trainers.errors import DataFault, LossFault, raised_text, users_frame
+from batchscout.trainers.errors import DataFault, LossFault, raised_text, raised_where
 from batchscout.trainers.model.adding_up import (
     Fault,
     buffers_kept,
@@ -212,8 +212,7 @@ def parts(
 def _raised(error: BaseException, part: Part, device: torch.device, given: str = "") -> FirstPass:
     if is_out_of_memory(error, memory_of(device).free_bytes()):
         return FirstPass("too_large", part)
-    file, line = users_frame(error)
-    return FirstPass("raised", part, f"{raised_text(error)} (in {file}, line {line})", given=given)
+    return FirstPass("raised", part, raised_where(error), given=given)
 
 
 def _bytes_of_pass(module: nn.Module) -> int:
@@ -242,9 +241,9 @@ def _take(
     except DataFault:
         raise
     except Exception as error:
-        file, line = users_frame(error)
-        said = f"{named(indices)} of the training data raised {raised_text(error)} (in {file}, line {line}); fix it"
-        return FirstPass("refused", "data", said)
+        return FirstPass(
+            "refused", "data", f"{named(indices)} of the training data raised {raised_where(error)}; fix it"
+        )
     if config.loss is None and not is_overridden(module, "forward", HUGGING_FACE):
         return FirstPass("refused", "pass", _needs_a_loss(config, batch))
     try:

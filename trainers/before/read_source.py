@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from batchscout.trainers.config import call_target, resolve
 from batchscout.trainers.criteria import IGNORED_TARGET, MeanLoss
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
-from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, SourceFault, raised_text, users_frame
+from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, SourceFault, raised_where
 from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, seeded
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
@@ -51,11 +51,8 @@ def _answer(source: Source) -> dict[str, Any]:
         kind = "no study" if isinstance(error, NoStudy) else "loss not seen" if isinstance(error, LossNotSeen) else ""
         return {"fault": str(error), "kind": kind}
     except Exception as error:
-        file, line = users_frame(error)
-        return {
-            "fault": f"raised {raised_text(error)} (in {file}, line {line}); fix it, or debug it by calling it yourself"
-        }
-    return {name: getattr(said, name) for name in ("keys", "told", "run_samples", "in_steps", "processes", "taken")}
+        return {"fault": f"raised {raised_where(error)}; fix it, or debug it by calling it yourself"}
+    return asdict(said)
 
 
 def read(source: Source) -> Settings:
@@ -164,10 +161,8 @@ def _fault_of(loss: MeanLoss, module: nn.Module, train_set: SampleSet) -> Fault 
     except SourceFault:
         raise
     except Exception as error:  # of the user's loss
-        place, line = users_frame(error)
         raise ValueError(
-            f"the loss of some of its samples by themselves raised {raised_text(error)} (in {place}, line {line}); it must hold for a batch of "
-            "one sample, too"
+            f"the loss of some of its samples by themselves raised {raised_where(error)}; it must hold for a batch of one sample, too"
         ) from error
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from batchscout.trainers.errors import raised_text, users_frame
+from batchscout.trainers.errors import raised_where
 
 _PR_SET_PDEATHSIG = 1
 MOST_NAMED = 8
@@ -56,9 +56,7 @@ class Failure:
 
 def failure_of(error: BaseException, indices: Sequence[int]) -> Failure:
     """indices: the samples at which it was raised."""
-    file, line = users_frame(error)
-    said = f"{named(indices)} raised {raised_text(error)} (in {file}, line {line})"
-    return Failure(said, "".join(traceback.format_exception(error)))
+    return Failure(f"{named(indices)} raised {raised_where(error)}", "".join(traceback.format_exception(error)))
 
 
 def raised_in_a_worker(failure: Failure) -> WorkerFault:

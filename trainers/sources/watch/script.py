@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from batchscout.trainers.errors import LossNotSeen, NoStudy, raised_text, users_frame
+from batchscout.trainers.errors import LossNotSeen, NoStudy, raised_where
 from batchscout.trainers.files import quoted
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
 from batchscout.trainers.sources.watch.flags import Option, options_by_name
@@ -206,9 +206,8 @@ def _in_the_users_words(script: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        place, line = users_frame(error)
         raise ValueError(
-            f"it raised {raised_text(error)} (in {place}, line {line}) before its second optimizer step; run it by itself: python {script}"
+            f"it raised {raised_where(error)} before its second optimizer step; run it by itself: python {script}"
         ) from error
 
 
