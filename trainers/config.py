@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -651,6 +651,21 @@ def resolve(path: str) -> Any:
         if not hasattr(found, name):
             raise ValueError(f"'{path}' does not resolve: '{module_name}' has no '{attribute}'; check its spelling")
         found = getattr(found, name)
+    return found
+
+
+def target_of(field: str, name: str, built_in: Mapping[str, Callable[..., Any]], returns: str) -> Callable[..., Any]:
+    """Return what <field>.target names: what is built in, or the user's own callable. Raises ValueError in the user's words where it is
+    neither. returns: what a callable is to return, in words."""
+    if name in built_in:
+        return built_in[name]
+    if ":" not in name:
+        raise ValueError(
+            f"{field}.target '{name}' is not built in; use {', '.join(built_in)} or an import path package.module:callable"
+        )
+    found = resolve(name)
+    if not callable(found):
+        raise ValueError(f"{field}.target '{name}' is a {type(found).__name__}; name a callable that returns {returns}")
     return found
 
 

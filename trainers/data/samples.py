@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from batchscout.trainers.config import DataConfig, call_target, resolve
+from batchscout.trainers.config import DataConfig, call_target, target_of
 from batchscout.trainers.data.chat import chat
 from batchscout.trainers.data.loaders import read_by
 from batchscout.trainers.data.packed_rows import Packed
@@ -28,13 +27,15 @@ class SampleSet(Protocol):
 
 Samples = SampleSet | Stream
 
+BUILT_IN = {"python_stdlib": python_stdlib, "text": text, "hf": hf, "chat": chat}
 SAMPLES_LOOKED_AT = 16
 """So many of the first samples of a stream are kept at least, for what looks at a few."""
 
 
 def load_data(config: DataConfig) -> tuple[Samples, Samples]:
     """Return the (train, val) sets that `data.target` names; neither is empty."""
-    train, val = loaded(call_target("data", _target(config.target), config.kwargs), config.target)
+    target = target_of("data", config.target, BUILT_IN, "(train, val)")
+    train, val = loaded(call_target("data", target, config.kwargs), config.target)
     if isinstance(train, Stream) and config.workers is not None and config.workers > 1:
         raise ValueError(
             f"data.workers is {config.workers}, and {train.where} is a stream, whose samples have one order: one process reads them; set "
@@ -64,20 +65,6 @@ def first_of(samples: Samples, count: int) -> SampleSet:
 def num_samples(samples: Samples) -> int | None:
     """Return how many samples there are; None of a stream, which does not say."""
     return None if isinstance(samples, Stream) else len(samples)
-
-
-def _target(name: str) -> Callable[..., Any]:
-    built_in: dict[str, Callable[..., Any]] = {"python_stdlib": python_stdlib, "text": text, "hf": hf, "chat": chat}
-    if name in built_in:
-        return built_in[name]
-    if ":" not in name:
-        raise ValueError(
-            f"data.target '{name}' is not built in; use {', '.join(built_in)} or an import path package.module:callable"
-        )
-    found = resolve(name)
-    if not callable(found):
-        raise ValueError(f"data.target '{name}' is a {type(found).__name__}; name a callable that returns (train, val)")
-    return found
 
 
 def loaded(found: Any, target: str) -> tuple[Samples, Samples]:

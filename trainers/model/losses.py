@@ -35,7 +35,7 @@ def loss_function(loss: Loss | None) -> LossFunction:
     """Return loss(module, batch) -> (loss_sum, num_targets). None: the module's own forward is the loss."""
     match loss:
         case None:
-            return _own_return
+            return lambda module, batch: module(batch)
         case OwnLoss():
             return resolve(loss.target)
         case TransformersLoss():
@@ -45,7 +45,7 @@ def loss_function(loss: Loss | None) -> LossFunction:
         case CrossEntropyCriterion():
             return _CrossEntropy(loss)
         case _:
-            return functools.partial(_of_outputs, loss)
+            return functools.partial(_elementwise, loss)
 
 
 def autocasting(loss_function: LossFunction, config: TrialConfig, device: torch.device) -> LossFunction:
@@ -58,10 +58,6 @@ def autocasting(loss_function: LossFunction, config: TrialConfig, device: torch.
             return loss_function(module, batch)
 
     return cast
-
-
-def _own_return(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    return module(batch)
 
 
 def _of_transformers(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
@@ -92,17 +88,15 @@ def _without_firsts(labels: Tensor, batch: Any, ignored: int) -> Tensor:
     """Return the labels without those of the first tokens of samples that are packed into one row: the last token of one sample would be
     held against the first of the next."""
     positions = batch.get("position_ids")
-    return (
-        labels if positions is None or positions.shape != labels.shape else labels.masked_fill(positions == 0, ignored)
-    )
+    if positions is None or positions.shape != labels.shape:
+        return labels
+    return labels.masked_fill(positions == 0, ignored)
 
 
 def _predicts_the_next(module: nn.Module) -> bool:
     """True of a model in whose loss the first label of a sample is no target: each position is held against the next one."""
-    of_the_library, settings = getattr(module, "loss_function", None), module.config
-    return getattr(of_the_library, "__name__", "") == "ForCausalLMLoss" and not getattr(
-        settings, "is_encoder_decoder", False
-    )
+    settings, name = module.config, getattr(getattr(module, "loss_function", None), "__name__", "")
+    return name == "ForCausalLMLoss" and not getattr(settings, "is_encoder_decoder", False)
 
 
 class _Mean:
@@ -165,8 +159,7 @@ def _counted(loss: MeanLoss, batch: Any) -> Tensor:
         case "samples":
             return torch.tensor(len(tensors[0]), device=tensors[0].device) if tensors else torch.tensor(_length(batch))
         case "targets":
-            targets = _targets_in(batch, loss)
-            return (targets != loss.ignore_index).sum()
+            return (_targets_in(batch, loss) != loss.ignore_index).sum()
         case path:
             return torch.as_tensor(resolve(path)(batch), device=tensors[0].device if tensors else None)
 
@@ -230,20 +223,16 @@ class _CrossEntropy:
         if last != second:
             self._last = last
         elif not last or self._last is None:
-            raise _of_unknown_classes(logits, targets, either=last)
-        return _cross_entropy(logits, targets, self._criterion.ignore_index, classes_last=self._last)
-
-
-def _of_unknown_classes(logits: Tensor, targets: Tensor, *, either: bool) -> LossFault:
-    which = "and classes could be last or second" if either else "which are not one class for each target"
-    return LossFault(
-        f"the logits are {_shape(logits)} and the targets {_shape(targets)}, {which}; return logits with the targets' shape and the "
-        "classes last, or write the loss yourself as package.module:callable"
-    )
-
-
-def _of_outputs(criterion: Criterion, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    return _elementwise(criterion, *_outputs_and_targets(criterion, module, batch))
+            which = "and classes could be last or second" if last else "which are not one class for each target"
+            raise LossFault(
+                f"the logits are {shape_text(logits)} and the targets {shape_text(targets)}, {which}; return logits with the targets' shape and the "
+                "classes last, or write the loss yourself as package.module:callable"
+            )
+        ignored = self._criterion.ignore_index
+        if self._last:
+            logits, targets = logits.flatten(0, -2), targets.flatten()
+        loss_sum = F.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="sum")
+        return loss_sum, (targets != ignored).sum()
 
 
 def _outputs_and_targets(criterion: Criterion, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
@@ -287,19 +276,11 @@ def _tensor_of(outputs: Any, criterion: Criterion) -> Tensor:
     return outputs
 
 
-def _cross_entropy(
-    logits: Tensor, targets: Tensor, ignore_index: int, *, classes_last: bool | None
-) -> tuple[Tensor, Tensor]:
-    if classes_last:
-        logits, targets = logits.flatten(0, -2), targets.flatten()
-    loss_sum = F.cross_entropy(logits.float(), targets, ignore_index=ignore_index, reduction="sum")
-    return loss_sum, (targets != ignore_index).sum()
-
-
-def _elementwise(criterion: Criterion, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _elementwise(criterion: Criterion, module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    outputs, targets = _outputs_and_targets(criterion, module, batch)
     if outputs.shape != targets.shape:
         raise LossFault(
-            f"the outputs are {_shape(outputs)} and the targets {_shape(targets)}, and {criterion.type} would stretch one over "
+            f"the outputs are {shape_text(outputs)} and the targets {shape_text(targets)}, and {criterion.type} would stretch one over "
             "the other; return outputs of the targets' shape (outputs.squeeze(-1)?)"
         )
     summed = F.mse_loss if criterion.type == "mse" else F.binary_cross_entropy_with_logits
@@ -307,5 +288,5 @@ def _elementwise(criterion: Criterion, outputs: Tensor, targets: Tensor) -> tupl
     return loss_sum, torch.tensor(targets.numel())
 
 
-def _shape(tensor: Tensor) -> str:
+def shape_text(tensor: Tensor) -> str:
     return " x ".join(map(str, tensor.shape))

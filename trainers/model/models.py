@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchscout.trainers.config import ModelConfig, TrialConfig, call_target, resolve
+from batchscout.trainers.config import ModelConfig, TrialConfig, call_target, target_of
 from batchscout.trainers.files import quoted
 from batchscout.trainers.model.adapters import add_adapters, is_of_transformers
 from batchscout.trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 from batchscout.trainers.model.gpt import GPT
+from batchscout.trainers.model.losses import shape_text
 from batchscout.trainers.sources.adapted import module_of
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # of every dimension, synced or not
@@ -67,20 +68,7 @@ def _keep_nothing_for_a_next_token(model: nn.Module) -> None:
 
 
 def _target(name: str) -> Callable[..., Any]:
-    if name == "gpt":
-        return GPT
-    if name == "hf":
-        return hf
-    if ":" not in name:
-        raise ValueError(
-            f"model.target '{name}' is not built in; use gpt, hf or an import path package.module:callable"
-        )
-    found = resolve(name)
-    if not callable(found):
-        raise ValueError(
-            f"model.target '{name}' is a {type(found).__name__}; name a callable that returns an nn.Module"
-        )
-    return found
+    return target_of("model", name, {"gpt": GPT, "hf": hf}, "an nn.Module")
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
@@ -91,7 +79,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
         "lacks": [name for name, tensor in own.items() if name not in found and tensor.data_ptr() not in held],
         "has, unknown to the model,": [name for name in found if name not in own],
         "has in another shape": [
-            f"{name} ({_shape(found[name])}, not {_shape(own[name])})"
+            f"{name} ({shape_text(found[name])}, not {shape_text(own[name])})"
             for name in found
             if name in own and found[name].shape != own[name].shape
         ],
@@ -132,10 +120,6 @@ def _tensors_in(path: Path) -> dict[str, Tensor]:
             f"initial_weights {quoted(path)} holds {holds}, not tensors by their names; save model.state_dict() alone"
         )
     return found
-
-
-def _shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape))
 
 
 def _some(names: Sequence[str]) -> str:
