@@ -54,9 +54,8 @@ def end_descendants(spared: Callable[[], Collection[int]] = frozenset) -> None:
         if not living:
             return
         for number in living:
-            with contextlib.suppress(
-                ProcessLookupError, PermissionError
-            ):  # it has ended meanwhile, or has another user's rights
+            # It has ended meanwhile, or has another user's rights.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(number, signal.SIGKILL)
         time.sleep(SECONDS_BETWEEN_LOOKS)
 

@@ -48,10 +48,8 @@ def look_through(
         except Exception as error:  # of the user's code
             raise DataFault(f"{what} raised {raised_where(error)}; fix it, or leave it out of the set") from error
         check(batch, what)
-        beside_another = [
-            index,
-            (index + 1) % len(samples),
-        ]  # alone, a mean may be over nothing: of a sample without labels
+        # Alone, a mean may be over nothing: of a sample without labels.
+        beside_another = [index, (index + 1) % len(samples)]
         if (
             _has_what_is_no_number(batch)
             and not math.isfinite(loss := loss_of(batch))

@@ -114,9 +114,8 @@ def _of(tokenizer: Any, template: Template) -> ChatTokenizer:
     def ids(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False).ids
 
-    one_by_one = functools.partial(
-        _joined, ids
-    )  # the plain marks may be no tokens of this one, and grow into what is beside them
+    # The plain marks may be no tokens of this one, and grow into what is beside them.
+    one_by_one = functools.partial(_joined, ids)
     return ChatTokenizer(template, one_by_one if template is PLAIN else whole, 1 + max(tokenizer.get_vocab().values()))
 
 

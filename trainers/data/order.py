@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterable, Sequence
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from batchscout.trainers.config import Split
+from batchscout.trainers.data.draws import seed_of
 from batchscout.trainers.data.samples import SampleSet
 
 
@@ -36,10 +36,8 @@ class SampleOrder:
 
 def permutation(num_samples: int, seed: int, number_of_pass: int) -> Tensor:
     """Return the indices (num_samples,) in the order of that pass."""
-    digest = hashlib.sha256(
-        f"{seed} {number_of_pass}".encode()
-    ).digest()  # seed + pass would repeat other seeds' passes
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+    # seed + pass would repeat other seeds' passes.
+    generator = torch.Generator().manual_seed(seed_of(seed, number_of_pass))
     return torch.randperm(num_samples, generator=generator)
 
 

@@ -77,9 +77,8 @@ class LoadMeter:
         found = cpu_shares(self.seconds, len(os.sched_getaffinity(0)))
         if self._hertz:
             lowest, highest = self._hertz
-            ratio = (
-                "clock_ratio" if self._gpu is None else "gpu_clock_ratio"
-            )  # a GPU at its power limit always clocks lower
+            # A GPU at its power limit always clocks lower.
+            ratio = "clock_ratio" if self._gpu is None else "gpu_clock_ratio"
             found |= {"clock_hertz": lowest, ratio: lowest / highest}
         return found | (self._gpu.metrics() if self._gpu else {})
 
@@ -174,9 +173,8 @@ class _Gpu:
         """Take in the GPU's state, and return its clock in Hz."""
         import pynvml
 
-        unanswered = contextlib.suppress(
-            pynvml.NVMLError
-        )  # each question by itself: a slice of a GPU has no power of its own
+        # Each question by itself: a slice of a GPU has no power of its own.
+        unanswered = contextlib.suppress(pynvml.NVMLError)
         with unanswered:
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)

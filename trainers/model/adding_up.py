@@ -126,11 +126,8 @@ def not_adding_up(module: nn.Module, loss: LossFunction, train_set: SampleSet, d
     """Return by how much the losses or gradients of some samples do not add up to those of all in one batch; None where they do, and
     where random numbers move the loss, so that nothing can be said."""
     indices = _unlike(train_set, SAMPLES_THAT_ADD_UP)
-    if library_of(getattr(train_set, "__getitems__", None)) in (
-        "",
-        "torch",
-        "datasets",
-    ):  # another may pad them to each other
+    # Another may pad them to each other.
+    if library_of(getattr(train_set, "__getitems__", None)) in ("", "torch", "datasets"):
         train_set = _Drawn(train_set)
 
     def measured(part: Sequence[int], seed: int = 0) -> tuple[float, float]:
@@ -188,11 +185,8 @@ def _gradients_apart(
     where random numbers move it, as they may before they move the loss: of a network of spikes that has none yet."""
 
     def add_gradient(part: Sequence[int], sign: int, seed: int = 0) -> None:
-        with (
-            seeded(module, seed),
-            _eager(),
-            torch.backends.cudnn.flags(enabled=False),
-        ):  # cuDNN's RNNs have none in evaluation
+        # cuDNN's RNNs have none in evaluation.
+        with seeded(module, seed), _eager(), torch.backends.cudnn.flags(enabled=False):
             loss_sum, _ = loss(module, move(fetch(train_set, part), device))
             if loss_sum.requires_grad:
                 (sign * loss_sum).backward()

@@ -104,9 +104,8 @@ class Reporter:
     def end(self, metrics: dict[str, float]) -> None:
         """Save and report the end of the run."""
         metrics = metrics | self._weights() | self._parts()
-        if (
-            self._run.config.evaluations or self._run.config.kept_checkpoints
-        ):  # a short measurement is cheaper to repeat than to save
+        # A short measurement is cheaper to repeat than to save.
+        if self._run.config.evaluations or self._run.config.kept_checkpoints:
             self._save(None)
         self._tell("end", metrics)
 

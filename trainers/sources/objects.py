@@ -85,9 +85,8 @@ def _read(file: str) -> Mapping[str, Any]:
 
 def _read_anew(file: str) -> Mapping[str, Any]:
     try:
-        return torch.load(
-            file, map_location="cpu", weights_only=False, mmap=True
-        )  # the user's own objects, of this study
+        # The user's own objects, of this study.
+        return torch.load(file, map_location="cpu", weights_only=False, mmap=True)
     except OSError as error:
         raise ValueError(
             f"the objects of this study cannot be read from {quoted(file)} ({error.strerror}); every node must see the run directory"

@@ -36,9 +36,8 @@ class OfTrainer(TakesBatch):
         """Raises ValueError where the Trainer trains in a way that a study would have to guess."""
         super().__init__()
         _refuse_what_cannot_be_honoured(trainer)
-        trainer.args.average_tokens_across_devices = (
-            False  # it would multiply by the ranks, over which this project sums
-        )
+        # It would multiply by the ranks, over which this project sums.
+        trainer.args.average_tokens_across_devices = False
         for part in trainer.model.modules():
             if getattr(part, "gradient_checkpointing", False):
                 part.gradient_checkpointing = False  # what is kept is the study's to decide

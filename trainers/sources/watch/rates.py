@@ -32,9 +32,7 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
     ours = [one for one in seen.schedulers if one.optimizer is optimizer]
     inner = {id(part) for one in ours for part in getattr(one, "_schedulers", ())}
     apart = [one for one in ours if id(one) not in inner]
-    if (
-        len(apart) > 1
-    ):  # one of them steps by steps while the other does by passes, or warms up and leaves: what is seen does not tell
+    if len(apart) > 1:  # one steps by steps and the other by passes, or warms up and leaves: what is seen does not tell
         return None
     schedule = next(iter(apart), None)
     if schedule is None:

@@ -317,16 +317,11 @@ def _function(code: LossCode, place: Place, bound: Bound, resets: tuple[ast.stmt
     module = ast.fix_missing_locations(ast.Module([function], []))
     made = ModuleType(LOSS_MODULE)  # a module, as torch.compile looks for the globals of a function in one
     sys.modules[LOSS_MODULE] = made
-    made.__dict__.update(
-        {WITH_BATCHES: with_batches}
-        | place.global_
-        | known
-        | {f"{_LATER}{name}": value for name, value in known.items()}
-    )
+    as_it_was = {f"{_LATER}{name}": value for name, value in known.items()}
+    made.__dict__.update({WITH_BATCHES: with_batches} | place.global_ | known | as_it_was)
     made.__dict__["__name__"] = LOSS_MODULE
-    exec(
-        compile(module, f"<the loss of {place.file}>", "exec", dont_inherit=True), made.__dict__
-    )  # the script's own statements
+    # The script's own statements.
+    exec(compile(module, f"<the loss of {place.file}>", "exec", dont_inherit=True), made.__dict__)
     return _Made(ast.unparse(function), made.__dict__["loss_of_batch"])
 
 
@@ -368,19 +363,15 @@ def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
     """Return by what the loss of the first batch was multiplied before backward, where a replay gives what was seen; else in what it
     differs."""
     told = list[str]()
-    fetched = (
-        one.random for one in seen.backward.fetched
-    )  # a loader that fetches ahead draws after the batch that is trained on
-    for random in (state for state in (bound.random, seen.backward.random, *fetched) if state is not None):
+    # A loader that fetches ahead draws after the batch that is trained on.
+    states = (bound.random, seen.backward.random, *(one.random for one in seen.backward.fetched))
+    for random in filter(None, states):
         try:
             with _on_copies(seen) as copies, torch.enable_grad():
                 random.put_back()
                 loss = made.call(copy.deepcopy(bound.seen))  # which they may change, as who normalizes in place
                 loss.backward()
-        except (
-            Exception,
-            Enough,
-        ) as error:  # of the script's code, under other names than its own; it may fetch another batch
+        except (Exception, Enough) as error:  # of the script's code, which may fetch another batch
             told.append(f"its statements raised {type(error).__name__}: {error}")
             continue
         reasons = {factor: _far(loss, copies, seen, factor) for factor in _factors(seen)}

@@ -92,9 +92,8 @@ def _may_reset(statement: ast.stmt) -> bool:
             return True
         case ast.Expr(value=ast.Call(func=called)):
             return _RESETS.match(ast.unparse(called).rpartition(".")[2]) is not None
-        case (
-            ast.For(body=body) | ast.If(body=body, orelse=[])
-        ):  # `for part in net.modules(): if hasattr(part, "reset"): part.reset()`
+        # `for part in net.modules(): if hasattr(part, "reset"): part.reset()`
+        case ast.For(body=body) | ast.If(body=body, orelse=[]):
             return all(map(_may_reset, body))
         case _:
             return False
