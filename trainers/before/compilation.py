@@ -34,17 +34,13 @@ def _warmed_up(small: TrialConfig, device: torch.device) -> float:
         torch.compiler.reset()
         _warm.clear()
     started = time.perf_counter()
-    _try_out(small, device)
-    _warm.add(key)
-    return time.perf_counter() - started
-
-
-def _try_out(small: TrialConfig, device: torch.device) -> None:
     run = Run(small, device)
-    check_sum(run.module, run.loss_function, run.first_samples, run.device)
+    check_sum(run.module, run.loss_function, run.first_samples, device)
     run.step()
     del run
     give_back()
+    _warm.add(key)
+    return time.perf_counter() - started
 
 
 def _smallest_of_same_code(config: TrialConfig) -> list[TrialConfig]:

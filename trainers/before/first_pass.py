@@ -215,10 +215,6 @@ def _raised(error: BaseException, part: Part, device: torch.device, given: str =
     return FirstPass("raised", part, raised_where(error), given=given)
 
 
-def _bytes_of_pass(module: nn.Module) -> int:
-    return sum(p.nbytes * (BYTES_PER_WEIGHT_BYTE if p.requires_grad else 1) for p in module.parameters())
-
-
 def _take(
     config: TrialConfig,
     module: nn.Module,
@@ -229,8 +225,9 @@ def _take(
 ) -> FirstPass:
     """Take the pass, and look whether the loss is a sum, and at the samples; where there is no room for that, follow it with fake
     tensors."""
+    needed = sum(p.nbytes * (BYTES_PER_WEIGHT_BYTE if p.requires_grad else 1) for p in module.parameters())
     on_device = memory_of(device).free_bytes()
-    if _bytes_of_pass(module) > (cgroup.available_bytes() if on_device is None else on_device):
+    if needed > (cgroup.available_bytes() if on_device is None else on_device):
         check_shapes(config, train_set)
         return FirstPass("too_large", "pass")
     module.to(device).train()
@@ -310,11 +307,8 @@ def _look_at_samples(
 ) -> None:
     """Raise DataFault for a sample that no run can train on, or be judged by."""
 
-    def loss_of(batch: Any) -> float:
-        return evaluated(module, loss, move(batch, device))[0]
-
-    def targets_of(batch: Any) -> float:
-        return evaluated(module, loss, move(batch, device))[1]
+    def figures_of(batch: Any) -> tuple[float, float]:
+        return evaluated(module, loss, move(batch, device))
 
     def check_targets(batch: Any, what: str) -> None:
         if classes is not None and isinstance(config.loss, CrossEntropyCriterion):
@@ -323,8 +317,8 @@ def _look_at_samples(
     for name, samples in sets.items():
         number = len(samples)
         indices = of_every_part(number, config.evaluation_samples) if name == "validation" else range(number)
-        look_through(samples, name, indices, loss_of, check_targets)
-        look_for_targets(samples, name, indices, targets_of)
+        look_through(samples, name, indices, lambda batch: figures_of(batch)[0], check_targets)
+        look_for_targets(samples, name, indices, lambda batch: figures_of(batch)[1])
 
 
 def _without_a_loss(config: TrialConfig) -> str:

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from batchscout.trainers.before.live_bytes import LiveBytes, no_collection
 from batchscout.trainers.before.one_of_several import followed, ranks_of
@@ -132,52 +131,29 @@ def _as_traced(config: TrialConfig, micro_batch_size: int) -> TrialConfig:
 
 
 def live_bytes(config: TrialConfig, train_set: Any, sample: Any) -> list[float]:
-    """Return the bytes of the tensors alive on one rank after each operation of a run's first two steps."""
-    head_name = head_if_wanted(config, train_set)
-    with (
-        ranks_of(config) as mesh,
-        shapes_alone(),
-        no_collection(),
-        LiveBytes() as live,
-    ):
-        _two_steps(config, train_set, sample, mesh, head_name, live)
-    return live.timeline
-
-
-def _two_steps(
-    config: TrialConfig,
-    train_set: Any,
-    sample: Any,
-    mesh: DeviceMesh | None,
-    head_name: str | None,
-    live: LiveBytes,
-) -> None:
-    """Allocate what a `Run` allocates.
+    """Return the bytes of the tensors alive on one rank after each operation of a run's first two steps.
 
     The first step, of one micro-batch, makes the optimizer's state; during the second, of two where the run accumulates, all
-    is alive that ever is. The run's counts are left out, as they are scalars.
+    is alive that ever is: a gradient beside the activations. The run's counts are left out, as they are scalars.
     """
-    with NumbersAre(0):
-        module = build_model(config.model, train_set).train()
-    if config.model.target == config.data.target:  # it has made the samples, too, and these are not the device's
-        live.only([*module.parameters(), *module.buffers()])
-    device = torch.device("cpu")
-    learner = Learner(config, module, device, head_name=head_name, distribute=partial(followed, mesh=mesh))
-    learner.scaler = torch.amp.GradScaler(enabled=False)  # it reads what fake tensors do not have, and is a scalar
-    for num_micro_batches in (1, _most_that_differ(config)):
-        batches = (fake_batch(sample, config.micro_batch_size) for _ in range(num_micro_batches))
-        with one_sequence_each(sample):
-            learner.accumulate(batches, num_micro_batches)
-        with NumbersAre(1), torch.compiler.set_stance("force_eager"):
-            learner.update(torch.ones(()), config.effective_batch_size)
-    if config.statistics:
-        sums_of_step(learner.optimizer, parameters_moved(learner.optimizer))
-
-
-def _most_that_differ(config: TrialConfig) -> int:
-    """Return how many micro-batches of a step take memory unlike each other: from the second on, a gradient is alive beside the
-    activations."""
-    return min(2, max(phase.gradient_accumulation_steps for phase in config.phases))
+    head_name = head_if_wanted(config, train_set)
+    with ranks_of(config) as mesh, shapes_alone(), no_collection(), LiveBytes() as live:
+        with NumbersAre(0):
+            module = build_model(config.model, train_set).train()
+        if config.model.target == config.data.target:  # it has made the samples, too, and these are not the device's
+            live.only([*module.parameters(), *module.buffers()])
+        device = torch.device("cpu")
+        learner = Learner(config, module, device, head_name=head_name, distribute=partial(followed, mesh=mesh))
+        learner.scaler = torch.amp.GradScaler(enabled=False)  # it reads what fake tensors do not have, and is a scalar
+        for num_micro_batches in (1, min(2, max(config.accumulations))):
+            batches = (fake_batch(sample, config.micro_batch_size) for _ in range(num_micro_batches))
+            with one_sequence_each(sample):
+                learner.accumulate(batches, num_micro_batches)
+            with NumbersAre(1), torch.compiler.set_stance("force_eager"):
+                learner.update(torch.ones(()), config.effective_batch_size)
+        if config.statistics:
+            sums_of_step(learner.optimizer, parameters_moved(learner.optimizer))
+    return live.timeline
 
 
 if __name__ == "__main__":

@@ -32,10 +32,7 @@ from batchscout.trainers.sources.watch.script import watched
 
 SAME_LOSS = 1e-4
 """So far, as a share of itself, a loss may differ from one time to the next by how its sum was rounded."""
-_WANTED = {
-    "lightning": FORMS,
-    "transformers": "a Trainer of transformers, or an SFTTrainer of trl",
-}
+_WANTED = {"lightning": FORMS, "transformers": "a Trainer of transformers, or an SFTTrainer of trl"}
 
 
 def main() -> None:

@@ -22,11 +22,14 @@ def made_with(config: TrialConfig, train_set: Samples, val_set: Samples, frozen:
 
     frozen: a digest of the weights that are not trained, which are in no checkpoint; None where all are trained.
     """
+    optimizer = config.optimizer
+    made = [import_path_of(one.target, one.kwargs) for one in (config.model, config.data)]
+    import_paths = (*made, import_path(config.loss), optimizer.target, optimizer.param_groups)
     return {
         **spoken(config),
         "configuration": config.model_dump(mode="json"),
         "data": [*map(num_samples, (train_set, val_set)), getattr(train_set, "content_hash", None)],
-        "code": code_when_first_asked(_import_paths(config)),
+        "code": code_when_first_asked(import_paths),
         **({} if frozen is None else {"frozen": frozen}),
     }
 
@@ -45,12 +48,6 @@ def spoken(config: TrialConfig) -> dict[str, Any]:
 def code_when_first_asked(import_paths: tuple[str | None, ...]) -> dict[str, str]:
     """Return what `code_of` does, as it was when this process, which has imported it, first asked."""
     return code_of(import_paths)
-
-
-def _import_paths(config: TrialConfig) -> tuple[str | None, ...]:
-    optimizer = config.optimizer
-    made = [import_path_of(one.target, one.kwargs) for one in (config.model, config.data)]
-    return (*made, import_path(config.loss), optimizer.target, optimizer.param_groups)
 
 
 _SPOKEN = {

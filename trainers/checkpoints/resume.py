@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from batchscout.trainers.checkpoints.checkpoint import WhyNot, load_kept, load_newest
+from batchscout.trainers.checkpoints.checkpoint import load_kept, load_newest
 from batchscout.trainers.checkpoints.made_with import MadeWith, differences, spoken, spoken_differences
 from batchscout.trainers.checksums import load_tensors
 from batchscout.trainers.config import BranchPoint, TrialConfig
@@ -17,15 +17,25 @@ from batchscout.trainers.report import Known
 
 
 def newest_state(directory: Path, made: MadeWith, rank: int, token: str, known: Known | None) -> dict[str, Any] | None:
-    """Return the newest checkpoint in this directory that is this run's; None where there is none.
+    """Return the newest checkpoint in this directory that is this run's; None where there is none. It is the same on every rank: the
+    ranks of a killed driver may still write and delete files.
 
     made: what this run is made with, as `made_with` says. Others are set aside, each with a notice.
     """
-
-    def why_not(path: Path, state: dict[str, Any]) -> str | None:
-        return why_foreign(path, state, made, token, known)
-
-    return _newest_of_rank_0(directory / "checkpoints", rank, why_not)
+    folder, found = directory / "checkpoints", None
+    if rank == 0:
+        found = load_newest(folder, lambda path, state: why_foreign(path, state, made, token, known))
+    names = [found[0].name if found else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(names, src=0)
+    if rank == 0 or names[0] is None:
+        return found[1] if found else None
+    path = folder / names[0]
+    if not is_there(path):
+        raise ValueError(
+            f"rank {rank} does not see {quoted(path)}, which rank 0 goes on from; put the run directory on storage that all nodes share"
+        )
+    return load_tensors(path)
 
 
 def why_foreign(path: Path, state: dict[str, Any], made: MadeWith, token: str, known: Known | None) -> str | None:
@@ -56,22 +66,6 @@ def branch_state(point: BranchPoint, config: TrialConfig, directory: Path) -> di
                 "a branch must have the same"
             )
     return state
-
-
-def _newest_of_rank_0(directory: Path, rank: int, why_not: WhyNot) -> dict[str, Any] | None:
-    """Load the same file on every rank: the ranks of a killed driver may still write and delete files."""
-    found = load_newest(directory, why_not) if rank == 0 else None
-    names = [found[0].name if found else None]
-    if dist.is_initialized():
-        dist.broadcast_object_list(names, src=0)
-    if rank == 0 or names[0] is None:
-        return found[1] if found else None
-    path = directory / names[0]
-    if not is_there(path):
-        raise ValueError(
-            f"rank {rank} does not see {quoted(path)}, which rank 0 goes on from; put the run directory on storage that all nodes share"
-        )
-    return load_tensors(path)
 
 
 def of_every_rank(state: dict[str, Tensor]) -> list[dict[str, Tensor]]:
