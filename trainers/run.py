@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -186,10 +187,7 @@ class Run(Learner):
 
     def metrics(self) -> dict[str, float]:
         """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
-        place = {
-            "samples_seen": self.samples_seen,
-            "learning_rate": float(self._groups[0]["lr"]),
-        }
+        place = {"samples_seen": self.samples_seen, "learning_rate": float(self._groups[0]["lr"])}
         if self.scaler.is_enabled():
             place["loss_scale"] = self.scaler.get_scale()
         if isinstance(self.train_set, Stream):
@@ -216,7 +214,7 @@ class Run(Learner):
             "scaler": self.scaler.state_dict(),
             "average": self.average.state() if self.average else None,
             "random": of_every_rank(random_state(self.device)),
-            **({"stream": self.feed.place.to_plain()} if self.feed.place else {}),
+            **({"stream": dataclasses.asdict(self.feed.place)} if self.feed.place else {}),
         }
 
     def resume(self, directory: Path, token: str = "local", known: Known | None = None) -> dict[str, Any] | None:

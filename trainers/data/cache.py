@@ -114,21 +114,15 @@ def _wait_for_lock(file: IO[bytes]) -> bool:
 
 
 @contextmanager
-def _naming_where_else() -> Iterator[None]:
-    """Say of a cache in which nothing can be made how another folder is chosen: its own is in a home that few have named."""
-    try:
-        yield
-    except StorageLost as error:
-        raise StorageLost(f"{error} (BATCHSCOUT_CACHE may name another folder for the cache)") from error
-
-
-@contextmanager
 def _built(entry: Path, build: Callable[[Path], None]) -> Iterator[Path]:
     """A folder beside the entry that holds on the disk what the entry is to hold, for as long as the block takes."""
     aside = entry.with_name(f".{entry.name[:16]}-{uuid.uuid4().hex}")
-    with _naming_where_else(), own_file(aside):
-        make_private_directory(cache_directory())
-        aside.mkdir(parents=True)
+    try:
+        with own_file(aside):
+            make_private_directory(cache_directory())
+            aside.mkdir(parents=True)
+    except StorageLost as error:  # its own place is in a home that few have named
+        raise StorageLost(f"{error} (BATCHSCOUT_CACHE may name another folder for the cache)") from error
     try:
         with naming_the_disk(aside):
             build(aside)
@@ -150,10 +144,16 @@ def _seal(folder: Path) -> None:
 
 def _replace(aside: Path, entry: Path) -> Path | None:
     """Put what was built in the place of an entry. Return where the old one lies now; None where its files could be
-    replaced, and are gone."""
-    names = [path.name for path in aside.iterdir()]
+    replaced, and are gone.
+
+    The digests come last. Whoever has the old files open keeps them, and whoever reads the entry meanwhile finds it damaged and builds
+    the same once more.
+    """
+    names = sorted((path.name for path in aside.iterdir()), key=lambda name: name == CHECKSUMS)
     try:
-        _replace_files(aside, entry)
+        for name in names:
+            (aside / name).replace(entry / name)
+        sync(entry)
         return None
     except OSError:  # a bad sector or another user's folder; where a folder cannot be moved either, that is raised
         before = aside.with_name(f"{aside.name}-before")
@@ -171,15 +171,6 @@ def _put(aside: Path, entry: Path) -> None:
     except OSError:
         if not entry.exists():  # otherwise another builder was first
             raise
-
-
-def _replace_files(aside: Path, entry: Path) -> None:
-    """Put each file over the entry's, the digests last. Whoever has the old files open keeps them, and whoever reads
-    the entry meanwhile finds it damaged and builds the same once more."""
-    names = [path.name for path in aside.iterdir() if path.name != CHECKSUMS]
-    for name in (*names, CHECKSUMS):
-        (aside / name).replace(entry / name)
-    sync(entry)
 
 
 _found_whole: dict[Path, tuple[object, ...]] = {}

@@ -17,7 +17,7 @@ from batchscout.trainers.data.cache import cached, hash_of
 from batchscout.trainers.data.chat_tokenizers import ChatTokenizer, chat_tokenizer_identity, chat_tokenizer_of
 from batchscout.trainers.data.conversations import Row, Rows, pieces_of, rows_of
 from batchscout.trainers.data.corpus import no_progress_bars, refuse_shared_files
-from batchscout.trainers.data.text import DEFAULT_VAL_FRACTION, check_held_out
+from batchscout.trainers.data.text import DEFAULT_VAL_FRACTION, check_held_out, check_whole
 from batchscout.trainers.data.tokenizers import TokenizerSpec
 from batchscout.trainers.files import own_file
 
@@ -41,31 +41,28 @@ def chat(
     tokenizer: a folder of transformers, whose chat template is used if it has one; or what the data set `text` takes. seq_len: the
     most tokens of a sample; None: the longest conversation's. longer: what becomes of longer ones.
     """
-    _check(seq_len, longer)
+    if seq_len is not None:
+        check_whole("seq_len", seq_len)
+    if longer not in (None, "cut", "leave_out"):
+        raise ValueError(f"data.kwargs.longer is {longer!r}; use cut or leave_out")
     check_held_out(val, val_fraction)
     found = rows_of("train", train)
     if val is not None:
         if not (isinstance(train, str) and Path(train).is_dir()):
             refuse_shared_files(train, val)
-        held_out = _val_of(rows_of("val", val))
+        of_val = rows_of("val", val)
+        held_out = of_val.get("validation") or next(iter(of_val.values()))
     elif val_fraction is None:
         held_out = found.get("validation", DEFAULT_VAL_FRACTION)
     else:
         held_out = val_fraction
     if "train" not in found:
         raise ValueError(f"data.kwargs.train '{train}' has the splits {', '.join(found)}, and no train")
-    return _sets(found["train"], held_out, tokenizer, seq_len, longer)
-
-
-def _check(seq_len: object, longer: object) -> None:
-    if seq_len is not None and (not isinstance(seq_len, int) or seq_len < 1):
-        raise ValueError(f"data.kwargs.seq_len is {seq_len!r}; give a whole number of at least 1")
-    if longer not in (None, "cut", "leave_out"):
-        raise ValueError(f"data.kwargs.longer is {longer!r}; use cut or leave_out")
-
-
-def _val_of(found: dict[str, Rows]) -> Rows:
-    return found.get("validation") or next(iter(found.values()))
+    rows, val_identity = found["train"], held_out.content_hash if isinstance(held_out, Rows) else held_out
+    identity = [FORMAT_VERSION, rows.content_hash, val_identity, chat_tokenizer_identity(tokenizer), seq_len, longer]
+    key = hash_of([json.dumps(["chat", *identity]).encode()])
+    entry = cached(key, lambda directory: _build(directory, rows, held_out, tokenizer, seq_len, longer))
+    return ChatSamples(entry, "train"), ChatSamples(entry, "val")
 
 
 class ChatSamples(Dataset[dict[str, Tensor]]):
@@ -107,17 +104,6 @@ class ChatSamples(Dataset[dict[str, Tensor]]):
             key: torch.nn.utils.rnn.pad_sequence([one[key] for one in samples], batch_first=True, padding_value=value)
             for key, value in fill.items()
         }
-
-
-def _sets(
-    train: Rows, held_out: Rows | float, tokenizer: TokenizerSpec, seq_len: int | None, longer: Longer | None
-) -> tuple[ChatSamples, ChatSamples]:
-    """Return (train, val) from the cache, into which they are written first if need be."""
-    of_val = held_out.content_hash if isinstance(held_out, Rows) else held_out
-    identity = [FORMAT_VERSION, train.content_hash, of_val, chat_tokenizer_identity(tokenizer), seq_len, longer]
-    key = hash_of([json.dumps(["chat", *identity]).encode()])
-    entry = cached(key, lambda directory: _build(directory, train, held_out, tokenizer, seq_len, longer))
-    return ChatSamples(entry, "train"), ChatSamples(entry, "val")
 
 
 Sample = tuple[np.ndarray, np.ndarray]

@@ -49,7 +49,7 @@ def chat_tokenizer_identity(spec: TokenizerSpec) -> str:
 def chat_tokenizer_of(spec: TokenizerSpec, rows: Callable[[], Iterator[Row]], directory: Path) -> ChatTokenizer:
     """Return the tokenizer that the study file names. One that is trained on the rows is saved as tokenizer.json."""
     if spec == "bytes":
-        return ChatTokenizer(PLAIN, functools.partial(_joined, _bytes), 256)
+        return ChatTokenizer(PLAIN, functools.partial(_joined, lambda text: list(text.encode())), 256)
     if isinstance(spec, str) and not Path(spec).is_file():
         return _of_transformers(spec)
     if isinstance(spec, str):
@@ -124,7 +124,3 @@ def _joined(ids: Callable[[str], Sequence[int]], pieces: list[Piece]) -> tuple[n
     parts = [(np.array(ids(text), np.int64), learnt) for text, learnt in pieces]
     learnt = [np.full(len(tokens), learnt) for tokens, learnt in parts]
     return np.concatenate([tokens for tokens, _ in parts]), np.concatenate(learnt)
-
-
-def _bytes(text: str) -> Sequence[int]:
-    return list(text.encode())

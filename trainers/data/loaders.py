@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-from batchscout.trainers.data.streams import Stream, is_stream
+from batchscout.trainers.data.streams import Stream, is_stream, tell_alike
 from batchscout.trainers.data.workers import Workers
 from batchscout.trainers.sources.sampling import places_of, refuse_batches_of_its_own
 
@@ -27,9 +27,7 @@ class Loaded:
         self.collate_fn, self.loader = loader.collate_fn, loader
         if hasattr(self.samples, "__getitems__"):
             self.__getitems__ = self.samples.__getitems__
-        for name in KEPT if is_whole else KEPT_OF_A_PART:
-            if hasattr(whole, name):
-                setattr(self, name, getattr(whole, name))
+        tell_alike(self, whole, KEPT if is_whole else KEPT_OF_A_PART)
         if (lengths := lengths_told(whole)) is not None:
             self.lengths = lengths if is_whole else [lengths[place] for place in places]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from batchscout.trainers.data.loaders import KEPT
 from batchscout.trainers.data.padding import Padded, members_of
+from batchscout.trainers.data.streams import tell_alike
 from batchscout.trainers.errors import DataFault
 
 MADE_ANEW = ("attention_mask", "position_ids")
@@ -33,9 +34,7 @@ class Packed:
                 f"{int(lengths.max())} at least, or shorten such samples"
             )
         self.samples, self.seq_len, self.rows = samples, tokens, packed(lengths, tokens)
-        for name in KEPT:
-            if name != "seq_len" and hasattr(samples, name):
-                setattr(self, name, getattr(samples, name))
+        tell_alike(self, samples, [name for name in KEPT if name != "seq_len"])
 
     def __len__(self) -> int:
         return len(self.rows)

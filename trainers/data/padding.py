@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from batchscout.trainers.data.loaders import KEPT, lengths_told
+from batchscout.trainers.data.streams import tell_alike
 from batchscout.trainers.errors import DataFault
 
 Pad = Mapping[str, int | float]
@@ -29,9 +30,7 @@ class Padded:
                 f"{where} has a collate_fn of its own, which makes its batches, and data.pad says how to make them; leave one of the two out"
             )
         self.samples, self.pad, self.where = samples, dict(pad), where
-        for name in KEPT:
-            if hasattr(samples, name):
-                setattr(self, name, getattr(samples, name))
+        tell_alike(self, samples, KEPT)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -72,15 +71,12 @@ class Padded:
         """Return the batch: what data.pad names is padded at the end to the longest of these samples, all else is stacked."""
         padded = [self.padded_members(sample) for sample in samples]
         batch = {
-            name: self._filled(name, [one[name] for one in padded])
+            name: pad_sequence([one[name] for one in padded], batch_first=True, padding_value=self.pad[name])
             if name in self.pad
             else stacked([dict(members_of(sample))[name] for sample in samples])
             for name, _ in members_of(samples[0])
         }
         return like(samples[0], batch)
-
-    def _filled(self, name: str, tensors: list[Tensor]) -> Tensor:
-        return pad_sequence(tensors, batch_first=True, padding_value=self.pad[name])
 
 
 def members_of(sample: Any) -> Iterator[tuple[str, Any]]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
-from batchscout.trainers.data.draws import draw_from, drawing_apart, seed_of
+from batchscout.trainers.data.draws import draw_from, drawing_apart, drawing_from, seed_of
 
 SECONDS_BETWEEN_STATES = 1.0
 """How often a stream is asked for its state: it may hold a buffer of samples. What lies behind the last one is read again."""
@@ -48,9 +48,6 @@ class Place:
     state: Any = None
     """The stream's own; None where it has none, and begins the pass anew."""
 
-    def to_plain(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class Stream:
     """A stream and how its samples become a batch. It is never read itself, but shallow copies of it, one after the other."""
@@ -62,17 +59,14 @@ class Stream:
         _refuse_what_has_no_one_order(samples, where)
         if loader is not None:
             self.collate_fn = loader.collate_fn
-        for name in TOLD:
-            if hasattr(samples, name) and not hasattr(self, name):
-                setattr(self, name, getattr(samples, name))
+        tell_alike(self, samples, [name for name in TOLD if not hasattr(self, name)])
         self._first = Kept(self)
         self._is_all = False
 
     def first(self, count: int) -> Kept:
         """Return the first `count` samples, or all where there are fewer. They are read once, and kept."""
         if len(self._first) < count and not self._is_all:
-            with drawing_apart():
-                draw_from(seed_of(0))
+            with drawing_from(seed_of(0)):
                 self._first = Kept(self, itertools.islice(iter(self.begun(0)), count))
             self._is_all = len(self._first) < count
         return Kept(self, self._first[:count])
@@ -90,9 +84,14 @@ class Kept(list[Any]):
 
     def __init__(self, stream: Stream, samples: Any = ()) -> None:
         super().__init__(samples)
-        for name in TOLD:
-            if hasattr(stream, name):
-                setattr(self, name, getattr(stream, name))
+        tell_alike(self, stream, TOLD)
+
+
+def tell_alike(samples: Any, of: Any, names: Iterable[str]) -> None:
+    """Have a set that is made of another tell what that tells of itself under these names."""
+    for name in names:
+        if hasattr(of, name):
+            setattr(samples, name, getattr(of, name))
 
 
 class StreamReader:
@@ -110,8 +109,7 @@ class StreamReader:
         else:
             self.number, self._taken = (place.number - place.taken if place else 0), 0
         self._read: dict[int, Any] = {}
-        with drawing_apart():
-            draw_from(seed_of(self._seed, -1 - self.passes))
+        with drawing_from(seed_of(self._seed, -1 - self.passes)):
             self._iterator = iter(self._samples)
         while self.number < begin:
             self._read_up_to(min(begin, self.number + SKIPPED_AT_ONCE))

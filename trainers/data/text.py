@@ -49,8 +49,8 @@ def python_stdlib(
     val_fraction: float = DEFAULT_VAL_FRACTION,
 ) -> tuple[TokenSamples, TokenSamples]:
     """Open the source text of the running Python's standard library; whole files of it are held out as val."""
-    _check_whole("seq_len", seq_len)
-    _check_whole("max_text_bytes", max_text_bytes)
+    check_whole("seq_len", seq_len)
+    check_whole("max_text_bytes", max_text_bytes)
     _check_fraction(val_fraction)
     files = read_up_to(stdlib_files(), max_text_bytes)
     num_val = num_files_in(files, val_fraction * sum(map(len, files)))
@@ -67,7 +67,7 @@ def text(
 ) -> tuple[TokenSamples, TokenSamples]:
     """Open UTF-8 files, or patterns of them. Without `val` the last `val_fraction` of the training samples is held
     out."""
-    _check_whole("seq_len", seq_len)
+    check_whole("seq_len", seq_len)
     check_held_out(val, val_fraction)
     held_out: Corpus | float = DEFAULT_VAL_FRACTION if val_fraction is None else val_fraction
     if val is not None:
@@ -91,7 +91,7 @@ def hf(
     """Open a data set of the `datasets` library: what load_dataset(path, name, data_files=...) knows, or a folder that save_to_disk has
     written. Without `val_split` its `validation` split is taken; where there is none, or `val_fraction` is given, the last
     `val_fraction` of the training samples is held out."""
-    _check_whole("seq_len", seq_len)
+    check_whole("seq_len", seq_len)
     if val_fraction is not None:
         _check_fraction(val_fraction)
     if val_split is not None and val_fraction is not None:
@@ -122,7 +122,7 @@ def hf(
     return _packed_sets(corpus_of_parts(splits, train, text_column), held_out, seq_len, tokenizer)
 
 
-def _check_whole(name: str, number: object) -> None:
+def check_whole(name: str, number: object) -> None:
     if not isinstance(number, int) or number < 1:
         raise ValueError(f"data.kwargs.{name} is {number!r}; give a whole number of at least 1")
 
