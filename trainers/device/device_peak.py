@@ -69,17 +69,14 @@ def device_peaks(
 
 def device_peak(device: torch.device, precision: Precision, *, allow_tf32: bool = False) -> DevicePeak:
     """Return the data sheet's peak of a GPU that is known here; of any other device what matrix products reach."""
-    known = _known_flops(device, precision, allow_tf32) if device.type == "cuda" else None
-    if known is not None:
-        return DevicePeak(flops_per_second=known, source="data sheet")
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        known = data_sheet_flops(found.name, found.multi_processor_count, precision, allow_tf32=allow_tf32)
+        if known is not None:
+            return DevicePeak(flops_per_second=known, source="data sheet")
     with tensor_float_32(allow_tf32):
         measured = matmul_flops_per_second(device, precision, allow_tf32=allow_tf32)
     return DevicePeak(flops_per_second=measured, source="measured")
-
-
-def _known_flops(device: torch.device, precision: Precision, allow_tf32: bool) -> float | None:
-    found = torch.cuda.get_device_properties(device)
-    return data_sheet_flops(found.name, found.multi_processor_count, precision, allow_tf32=allow_tf32)
 
 
 def data_sheet_flops(

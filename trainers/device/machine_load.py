@@ -80,7 +80,7 @@ class LoadMeter:
             # A GPU at its power limit always clocks lower.
             ratio = "clock_ratio" if self._gpu is None else "gpu_clock_ratio"
             found |= {"clock_hertz": lowest, ratio: lowest / highest}
-        return found | (self._gpu.metrics() if self._gpu else {})
+        return found | (self._gpu.found if self._gpu else {})
 
 
 def cpu_shares(seconds: CpuSeconds, num_cpus: int) -> dict[str, float]:
@@ -166,7 +166,7 @@ class _Gpu:
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
-        self._found: dict[str, float] = {}
+        self.found: dict[str, float] = {}
         self._reasons = 0
 
     def read(self) -> float | None:
@@ -181,7 +181,7 @@ class _Gpu:
             with unanswered:
                 reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
                 self._reasons |= reasons
-                self._found["gpu_throttle_reasons"] = float(self._reasons)  # NVML's bits, the power limit's among them
+                self.found["gpu_throttle_reasons"] = float(self._reasons)  # NVML's bits, the power limit's among them
                 self._note("gpu_slowed", float(self._slowdowns(pynvml) & reasons != 0))
             with unanswered:
                 others = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1
@@ -191,11 +191,8 @@ class _Gpu:
             return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6
         return None
 
-    def metrics(self) -> dict[str, float]:
-        return dict(self._found)
-
     def _note(self, key: str, value: float) -> None:
-        self._found[key] = max(value, self._found.get(key, 0.0))
+        self.found[key] = max(value, self.found.get(key, 0.0))
 
     @staticmethod
     def _slowdowns(pynvml: Any) -> int:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
-from batchscout.trainers.config import ActivationCheckpointing, Compile, TrialConfig
+from batchscout.trainers.config import ActivationCheckpointing, TrialConfig
 from batchscout.trainers.model.blocks import find_blocks
 from batchscout.trainers.model.models import BATCH_NORM
 
@@ -42,7 +42,11 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig, *, lengths_differ: bo
     lengths_differ: true if batches differ in length. Code for each length would soon reach the compiler's limit.
     """
     mode = config.activation_checkpointing
-    _refuse_what_does_not_go(mode, config.compile)
+    if isinstance(mode, float) and not config.compile:
+        raise ValueError(
+            f"activation_checkpointing {mode} is a memory budget, which only the compiler can keep; "
+            "set compile: true, or use none, selective or full"
+        )
     blocks = find_blocks(model, config.model.blocks)
     if not blocks and mode != "none":
         raise ValueError(
@@ -57,14 +61,6 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig, *, lengths_differ: bo
         for module in [model] if not blocks or config.compile == "whole" else [block.module for block in blocks]:
             module.compile(dynamic=config.dynamic_micro_batch or lengths_differ, **_backend(mode))
     return model
-
-
-def _refuse_what_does_not_go(mode: ActivationCheckpointing, compiled: Compile) -> None:
-    if isinstance(mode, float) and not compiled:
-        raise ValueError(
-            f"activation_checkpointing {mode} is a memory budget, which only the compiler can keep; "
-            "set compile: true, or use none, selective or full"
-        )
 
 
 def _checkpointed(block: nn.Module, config: TrialConfig) -> nn.Module:

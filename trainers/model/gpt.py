@@ -72,7 +72,10 @@ class GPT(nn.Module):
                 f"hidden_dim ({hidden_dim}) is not a multiple of num_heads ({num_heads}); "
                 f"choose a multiple of {num_heads}"
             )
-        _check_cross_entropy(cross_entropy, label_smoothing)
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing is {label_smoothing:g}; choose a share from 0 to below 1")
+        if cross_entropy not in get_args(CrossEntropy):
+            raise ValueError(f"cross_entropy is '{cross_entropy}'; choose {' or '.join(get_args(CrossEntropy))}")
         self.cross_entropy = cross_entropy
         self.label_smoothing = label_smoothing
         self.token_embedding = nn.Embedding(vocab_size, hidden_dim)
@@ -100,10 +103,3 @@ class GPT(nn.Module):
         if self.cross_entropy == "chunked":
             return chunked_cross_entropy(x, self.head.weight, targets, smoothing)
         return summed_cross_entropy(self.head(x), targets, smoothing)
-
-
-def _check_cross_entropy(name: str, label_smoothing: float) -> None:
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing is {label_smoothing:g}; choose a share from 0 to below 1")
-    if name not in get_args(CrossEntropy):
-        raise ValueError(f"cross_entropy is '{name}'; choose {' or '.join(get_args(CrossEntropy))}")

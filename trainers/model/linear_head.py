@@ -42,19 +42,18 @@ def with_chunks(module: nn.Module, config: TrialConfig, head_name: str | None, w
     if isinstance(module, CausalLanguageModel):
         module.take_chunks(head)
         return whole
-    assert isinstance(config.loss, CrossEntropyCriterion | TransformersLoss), "the knob was checked"
-    return functools.partial(_in_chunks, config.loss, head)
+    loss = config.loss
+    assert isinstance(loss, CrossEntropyCriterion | TransformersLoss), "the knob was checked"
+
+    def in_chunks(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        hidden, targets, ignored = logits_and_targets(loss, module, batch)
+        return chunked_cross_entropy(hidden, head.weight, targets, bias=head.bias, ignore_index=ignored)
+
+    return in_chunks
 
 
 def _passed_on(input: Tensor) -> Tensor:
     return input
-
-
-def _in_chunks(
-    loss: CrossEntropyCriterion | TransformersLoss, head: nn.Linear, module: nn.Module, batch: Any
-) -> tuple[Tensor, Tensor]:
-    hidden, targets, ignored = logits_and_targets(loss, module, batch)
-    return chunked_cross_entropy(hidden, head.weight, targets, bias=head.bias, ignore_index=ignored)
 
 
 def head_of(config: TrialConfig, train_set: SampleSet) -> str | None:

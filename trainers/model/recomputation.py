@@ -45,23 +45,16 @@ class BlocksAgain:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Do it to all forwards within this."""
-        hooks = [
-            hook
-            for block in self._modules
-            for hook in (
-                block.register_forward_pre_hook(self._before),
-                block.register_forward_hook(self._after, with_kwargs=True),
-            )
-        ]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for block in self._modules:
+                hooks.callback(block.register_forward_pre_hook(self._before).remove)
+                hooks.callback(block.register_forward_hook(self._after, with_kwargs=True).remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _before(self, block: nn.Module, args: tuple[Any, ...]) -> None:
         if not self._is_again:
-            self._entered.append((_torchs_random_states(self._devices), _other_random_states()))
+            torchs = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices)]
+            self._entered.append((torchs, _other_random_states()))
 
     def _after(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self._is_again:
@@ -113,10 +106,6 @@ def _apart(first: list[Tensor], again: list[Tensor]) -> float:
 def _other_random_states() -> object:
     of_numpy: Any = np.random.get_state()
     return random.getstate(), of_numpy[1].tobytes(), of_numpy[2:]
-
-
-def _torchs_random_states(devices: list[torch.device]) -> list[Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
 
 
 @contextlib.contextmanager

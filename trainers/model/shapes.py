@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchscout.trainers.errors import NotFollowed, Obstacle, innermost_line, raised_text
+from batchscout.trainers.having import having
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LOGGER = "torch._subclasses.fake_tensor"
@@ -36,22 +37,14 @@ _AS_WRITTEN = {
 def shapes_alone() -> Iterator[FakeTensorMode]:
     """Give tensors that are made in this block shapes and no values. What torch warns of and logs about them is not shown: whoever
     follows a model says himself what he could not."""
-    log = logging.getLogger(_LOGGER)
-    was_disabled, log.disabled = log.disabled, True
-    try:
-        with (
-            warnings.catch_warnings(),
-            FakeTensorMode(allow_non_fake_inputs=True) as mode,
-            _conversions_without_swaps(),
-        ):
-            warnings.simplefilter("ignore")
+    unlogged = having(logging.getLogger(_LOGGER), "disabled", True)
+    with unlogged, warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        warnings.simplefilter("ignore")
+        with _conversions_without_swaps():
             yield mode
-    finally:
-        log.disabled = was_disabled
 
 
-@contextlib.contextmanager
-def _conversions_without_swaps() -> Iterator[None]:
+def _conversions_without_swaps() -> contextlib.AbstractContextManager[None]:
     """Let a module's .to(), .float() and their kind put what they make in the place of a fake parameter. torch exchanges the insides of
     the two, which it refuses where anything refers to one weakly, as its own fake mode does."""
     # Which parameter has taken the place of which, so that tied ones stay tied. None is kept alive here: its bytes are counted.
@@ -77,12 +70,7 @@ def _conversions_without_swaps() -> Iterator[None]:
         self._buffers.update({name: fn(buffer) for name, buffer in self._buffers.items() if buffer is not None})
         return self
 
-    own = nn.Module._apply
-    nn.Module._apply = apply  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield
-    finally:
-        nn.Module._apply = own
+    return having(nn.Module, "_apply", apply)
 
 
 def why_not_followed(error: Exception) -> NotFollowed:
