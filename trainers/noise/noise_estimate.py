@@ -93,7 +93,7 @@ def estimate_noise(steps: Iterable[SquaredNorms], micro_batch_size: int, num_mic
 def _coherence(steps: Sequence[SquaredNorms], count: int) -> tuple[float, float | None]:
     """Return (how far pairs of micro-gradients agree, from norms alone: 1 if equal, 0 on average for noise; the error
     of that mean). It is a U-statistic over all pairs of a step."""
-    whole = _agreement(_mean([s.mean_square for s in steps]), _mean([s.square_of_mean for s in steps]), count)
+    whole = _agreement(mean_of([s.mean_square for s in steps]), mean_of([s.square_of_mean for s in steps]), count)
     each = [_agreement(step.mean_square, step.square_of_mean, count) for step in steps]
     if len(each) < 2:
         return whole, None
@@ -124,7 +124,7 @@ def _inverse(signal: Sequence[float], noise: Sequence[float]) -> tuple[float | N
     if len(noise) < 2:
         return inverse, None
     rest = [g - inverse * s for g, s in zip(signal, noise, strict=True)]
-    return inverse, math.sqrt(_covariance(rest, rest) / len(rest)) / _mean(noise)
+    return inverse, math.sqrt(_covariance(rest, rest) / len(rest)) / mean_of(noise)
 
 
 def signal_and_noise(
@@ -145,7 +145,7 @@ def interval_of_ratio(numerators: Sequence[float], denominators: Sequence[float]
     n = len(numerators)
     if n < 2:
         return -math.inf, math.inf
-    above, below, g = _mean(numerators), _mean(denominators), t_quantile(n - 1) ** 2 / n
+    above, below, g = mean_of(numerators), mean_of(denominators), t_quantile(n - 1) ** 2 / n
     a = below**2 - g * _covariance(denominators, denominators)
     b = above * below - g * _covariance(numerators, denominators)
     c = above**2 - g * _covariance(numerators, numerators)
@@ -155,10 +155,10 @@ def interval_of_ratio(numerators: Sequence[float], denominators: Sequence[float]
     return (b - half) / a, (b + half) / a
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean_of(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
 def _covariance(first: Sequence[float], second: Sequence[float]) -> float:
-    mean_1, mean_2 = _mean(first), _mean(second)
+    mean_1, mean_2 = mean_of(first), mean_of(second)
     return sum((x - mean_1) * (y - mean_2) for x, y in zip(first, second, strict=True)) / (len(first) - 1)

@@ -29,7 +29,7 @@ from batchscout.trainers.data.order import permutation
 from batchscout.trainers.data.samples import SampleSet
 from batchscout.trainers.data.streams import Stream
 from batchscout.trainers.noise.noise_curve import AccumulatedGradient, NoiseSnapshot
-from batchscout.trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise
+from batchscout.trainers.noise.noise_estimate import NoiseEstimate, SquaredNorms, estimate_noise, mean_of
 from batchscout.trainers.noise.step_statistics import adam_snr_of, next_update, sum_and_square
 from batchscout.trainers.run import Run
 from batchscout.trainers.step.accumulation import accumulate_gradient, clip_factor
@@ -64,18 +64,14 @@ def windows_of(config: TrialConfig, samples_seen: int, num_train_samples: int) -
     is left to the next one. No sample comes twice.
     """
     per_turn = config.micro_batch_size * config.world_size
+    first_rounds = math.ceil(FEWEST_WINDOWS / _windows_per_round(config))
     found, last = None, 0
     for count in sorted(count for count in config.noise_snapshots if count <= samples_seen):
         turns = min(int(SHARE_OF_TRAINING * (count - last) / per_turn), num_train_samples // per_turn)
-        found = _windows_within(turns, math.ceil(FEWEST_WINDOWS / _windows_per_round(config)))
+        sizes = [2**power for power in range(1, LARGEST_SUM.bit_length()) if 2**power * first_rounds <= turns]
+        found = Windows(sizes[-1], first_rounds, turns // sizes[-1]) if sizes else None
         last = count if found else last
     return found
-
-
-def _windows_within(turns: int, first_rounds: int) -> Windows | None:
-    """Return the windows for which each rank takes at most so many micro-batches; None if not even pairs are left."""
-    sizes = [2**power for power in range(1, LARGEST_SUM.bit_length()) if 2**power * first_rounds <= turns]
-    return Windows(sizes[-1], first_rounds, turns // sizes[-1]) if sizes else None
 
 
 def _windows_per_round(config: TrialConfig) -> int:
@@ -124,14 +120,11 @@ def _measure(run: Run, train_set: SampleSet, windows: Windows) -> list[list[_Sum
     found: list[list[_Sum]] = []
     for done, until in itertools.pairwise([0, *windows.looks()]):
         figures = torch.stack([_window(run, train_set, order, number, windows.size) for number in range(done, until)])
-        found += [_readable(window) for window in _of_all_ranks(run, figures).tolist()]
+        rows = _of_all_ranks(run, figures).tolist()
+        found += [[_Sum(SquaredNorms(*row[:3]), *row[3:]) for row in window] for window in rows]
         if _estimate(run, found, windows.size).noise_scale_high is not None:
             break
     return found
-
-
-def _readable(window: list[list[float]]) -> list[_Sum]:
-    return [_Sum(SquaredNorms(*row[:3]), *row[3:]) for row in window]
 
 
 def _of_all_ranks(run: Run, figures: Tensor) -> Tensor:
@@ -227,9 +220,9 @@ def _accumulated(run: Run, windows: list[list[_Sum]], count: int, noise_scale: f
     """Return the row of a sum of so many micro-batches of one rank, from all windows; noise_scale: of all of them."""
     sums = [window[count.bit_length() - 1] for window in windows]
     estimate, samples = _estimate(run, windows, count), run.config.micro_batch_size * _over_ranks(run, count)
-    square = _mean([one.norms.square_of_mean for one in sums])
+    square = mean_of([one.norms.square_of_mean for one in sums])
     num_entries = sum(parameter.numel() for parameter in run.parameters)
-    mean, weight = _mean([one.mean_entry for one in sums]), _mean([one.weight_square for one in sums])
+    mean, weight = mean_of([one.mean_entry for one in sums]), mean_of([one.weight_square for one in sums])
     snr = samples / noise_scale if noise_scale else None
     return AccumulatedGradient(
         num_micro_batches=_over_ranks(run, count),
@@ -238,14 +231,10 @@ def _accumulated(run: Run, windows: list[list[_Sum]], count: int, noise_scale: f
         coherence_floor=estimate.coherence_floor,
         gradient_norm=math.sqrt(square),
         gradient_mean=mean,
-        gradient_variance=square / num_entries - _mean([one.mean_entry**2 for one in sums]),
+        gradient_variance=square / num_entries - mean_of([one.mean_entry**2 for one in sums]),
         gradient_snr=snr,
         adam_snr=adam_snr_of(snr, run.config.optimizer.betas[0])
         if snr and run.config.optimizer.type == "adamw"
         else None,
-        update_ratio=math.sqrt(_mean([one.update_square for one in sums]) / weight) if weight else None,
+        update_ratio=math.sqrt(mean_of([one.update_square for one in sums]) / weight) if weight else None,
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -89,7 +89,7 @@ class Reporter:
             return
         self._read()
         had_statistics = self._run.norms is not None
-        num_steps = number_of_rank_0(steps_to_time(self._run.meter.pace, seconds, had_statistics=had_statistics))
+        (num_steps,) = as_rank_0(steps_to_time(self._run.meter.pace, seconds, had_statistics=had_statistics))
         if num_steps:
             self._run.time_steps(num_steps)
 
@@ -98,8 +98,11 @@ class Reporter:
         report."""
         self._read()
         final = {} if self._last_loss is None else {"final_loss": self._last_loss}
-        evaluated = self._evaluation()
-        return self._run.metrics() | final | evaluated | self._generalisation(evaluated) | self._dropout()
+        evaluated, config = self._evaluation(), self._run.config
+        found = self._run.metrics() | final | evaluated
+        if evaluated and config.evaluations:
+            found |= generalisation(self._run, evaluated["val_loss"])
+        return found if config.dropout else found | {"num_dropouts_off": self._run.num_dropouts_off}
 
     def end(self, metrics: dict[str, float]) -> None:
         """Save and report the end of the run."""
@@ -138,13 +141,6 @@ class Reporter:
 
     def _evaluation(self) -> dict[str, float]:
         return evaluate(self._run) if self._run.config.evaluation_samples else {}
-
-    def _generalisation(self, evaluated: dict[str, float]) -> dict[str, float]:
-        """Measure the generalisation gap of a full run."""
-        return generalisation(self._run, evaluated["val_loss"]) if evaluated and self._run.config.evaluations else {}
-
-    def _dropout(self) -> dict[str, float]:
-        return {} if self._run.config.dropout else {"num_dropouts_off": self._run.num_dropouts_off}
 
     def _weights(self) -> dict[str, float]:
         config = self._run.config
@@ -209,19 +205,10 @@ def crossed(counts: Iterable[int], before: int, now: int) -> list[int]:
     return [count for count in sorted(counts) if before < count <= now]
 
 
-def as_rank_0(*flags: bool) -> tuple[bool, ...]:
-    """Return rank 0's flags on every rank: if ranks stopped at different steps, a collective would wait for ever."""
+def as_rank_0(*numbers: int) -> tuple[int, ...]:
+    """Return rank 0's numbers, or flags, on every rank: if ranks stopped at different steps, a collective would wait for ever."""
     if not several_ranks():
-        return flags
-    values = torch.tensor([float(flag) for flag in flags], device=pick_device())
+        return numbers
+    values = torch.tensor([int(number) for number in numbers], device=pick_device())
     dist.broadcast(values, src=0)
-    return tuple(bool(value) for value in values.tolist())
-
-
-def number_of_rank_0(number: int) -> int:
-    """Return rank 0's number on every rank."""
-    if not several_ranks():
-        return number
-    value = torch.tensor(number, device=pick_device())
-    dist.broadcast(value, src=0)
-    return int(value.item())
+    return tuple(values.tolist())
