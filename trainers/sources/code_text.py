@@ -73,7 +73,7 @@ def _referred(code: Any) -> Iterator[Any]:
         yield from (code.func, *code.args, *code.keywords.values())
     elif isinstance(code, type):
         yield from code.__bases__
-        members = ((name, _function(member)) for name, member in vars(code).items() if not _is_of_python(name))
+        members = ((name, _function(member)) for name, member in vars(code).items() if name not in _OF_PYTHON)
         yield from (one for name, one in members if _is_code(one) or not name.startswith("__"))
     elif isinstance(function := _function(code), FunctionType):
         yield from _globals(function.__code__, function.__globals__)
@@ -82,17 +82,10 @@ def _referred(code: Any) -> Iterator[Any]:
         yield from (function.__kwdefaults__ or {}).values()
 
 
-def _is_of_python(name: str) -> bool:
-    """True of what Python adds to a class by itself, such as the line on which it stands."""
-    return name in (
-        "__module__",
-        "__qualname__",
-        "__doc__",
-        "__firstlineno__",
-        "__static_attributes__",
-        "__dict__",
-        "__weakref__",
-    )
+_OF_PYTHON = {
+    "__module__", "__qualname__", "__doc__", "__firstlineno__", "__static_attributes__", "__dict__", "__weakref__",
+}  # fmt: skip
+"""What Python adds to a class by itself, such as the line on which it stands."""
 
 
 def _function(member: Any) -> Any:

@@ -29,9 +29,8 @@ def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]
             "out; give it data to validate on, too"
         )
     every = min(len(places), round(1 / HELD_OUT))
-    return of_places(loader, [one for n, one in enumerate(places) if n % every != every - 1]), of_places(
-        loader, places[every - 1 :: every]
-    )
+    kept = [one for n, one in enumerate(places) if n % every != every - 1]
+    return of_places(loader, kept), of_places(loader, places[every - 1 :: every])
 
 
 class Tenths(IterableDataset[Any]):

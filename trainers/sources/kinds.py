@@ -36,6 +36,15 @@ def is_overridden(found: object, method: str, libraries: tuple[str, ...]) -> boo
     return library_of(getattr(found, method, None)) not in (*libraries, "")
 
 
+def refuse_callback(callback: object, in_a_step: tuple[str, ...], libraries: tuple[str, ...]) -> None:
+    """Raise ValueError for a callback of the user's own that a Trainer calls in the middle of a step, by one of these methods."""
+    if changed := [method for method in in_a_step if is_overridden(callback, method, libraries)]:
+        raise ValueError(
+            f"the Trainer's callback {type(callback).__name__} has {', '.join(changed)}, which may change the gradient or the weights in the "
+            "middle of a step; leave it out of what is studied, and add it to the run that the recommendation is for"
+        )
+
+
 def library_of(found: Any) -> str:
     """Return the name of the package that a class, a function or a method is defined in; empty for None."""
     return getattr(found, "__module__", "").partition(".")[0] if found is not None else ""

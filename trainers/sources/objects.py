@@ -7,7 +7,7 @@ import functools
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,17 +39,13 @@ def kept_as(objects: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def keep(objects: Mapping[str, Any], path: Path) -> None:
-    """Write the objects into the file. Raises ValueError where one cannot be written."""
-    with written_whole(path) as file:
-        _write(objects, file)
-
-
-def _write(objects: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write them as torch does: thousands of samples that are views of one tensor hold its memory once."""
+    """Write the objects into the file. Raises ValueError where one cannot be written. torch writes them: thousands of samples that are
+    views of one tensor hold its memory once."""
     import cloudpickle
 
     try:
-        torch.save(dict(objects), file, pickle_module=cloudpickle)
+        with written_whole(path) as file:
+            torch.save(dict(objects), file, pickle_module=cloudpickle)
     except (TypeError, AttributeError, pickle.PicklingError, NotImplementedError, RecursionError) as error:
         raise ValueError(
             f"the objects cannot be written for the ranks ({type(error).__name__}: {error}); hand over a function that makes what "
@@ -77,12 +73,6 @@ def make(*, file: str, digests: Mapping[str, str]) -> Any:
     return _read_anew(file)["make"]()
 
 
-@functools.lru_cache(maxsize=1)
-def _read(file: str) -> Mapping[str, Any]:
-    """The file is named after its digests, and never another's."""
-    return _read_anew(file)
-
-
 def _read_anew(file: str) -> Mapping[str, Any]:
     try:
         # The user's own objects, of this study.
@@ -91,3 +81,7 @@ def _read_anew(file: str) -> Mapping[str, Any]:
         raise ValueError(
             f"the objects of this study cannot be read from {quoted(file)} ({error.strerror}); every node must see the run directory"
         ) from error
+
+
+_read = functools.lru_cache(maxsize=1)(_read_anew)
+"""The same, once: a file is named after its digests, and never another's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,13 @@ from torch.utils.data import DataLoader
 
 from batchscout.trainers.errors import LossFault, SourceFault
 from batchscout.trainers.sources.held_out import EVERY_TENTH
-from batchscout.trainers.sources.kinds import LIGHTNING, is_lightning_trainer, is_overridden, library_of
+from batchscout.trainers.sources.kinds import (
+    LIGHTNING,
+    is_lightning_trainer,
+    is_overridden,
+    library_of,
+    refuse_callback,
+)
 from batchscout.trainers.sources.lightning_fit import Fit, num_batches
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_rates, take_schedule, told_of_momentum
@@ -162,10 +168,9 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     optimizer, schedule = _configured(fit)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(optimizer) | {"max_gradient_norm": None}}
     keys["batch"] = {"micro_batch_size": train_loader.batch_size or 1}
-    told, run = (
-        [*told_of_momentum(optimizer), *_told_of(fit.module), *_told_of_data(fit)],
-        _run_of(trainer, train_loader),
-    )
+    told, run = [*told_of_momentum(optimizer), *_told_of(fit.module)], _run_of(trainer, train_loader)
+    if not fit.validates:
+        told.append(f"it has no data to validate on, so {EVERY_TENTH}")
     if trainer is not None:
         told += _of_trainer(trainer, keys)
     keys["optimizer"]["reference_batch_size"] = run.samples_per_step
@@ -233,19 +238,12 @@ def _told_of(module: nn.Module) -> list[str]:
     unheard = [method for method in NOT_CALLED if is_overridden(module, method, LIGHTNING)]
     if not unheard:
         return []
+    *first, last = unheard
+    names = f"{', '.join(first)} and {last} are" if first else f"{last} is"
     return [
-        f"{type(module).__name__}.{_and(unheard)} not called: evaluations take training_step's loss, in evaluation mode, and "
+        f"{type(module).__name__}.{names} not called: evaluations take training_step's loss, in evaluation mode, and "
         "self.log has no effect"
     ]
-
-
-def _told_of_data(fit: Fit) -> list[str]:
-    return [] if fit.validates else [f"it has no data to validate on, so {EVERY_TENTH}"]
-
-
-def _and(names: Sequence[str]) -> str:
-    """Return the names as the subject of a sentence, with its verb."""
-    return f"{names[0]} is" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} are"
 
 
 def _of_trainer(trainer: Any, keys: dict[str, Any]) -> list[str]:
@@ -277,23 +275,14 @@ def _of_callbacks(callbacks: Iterable[Any]) -> list[str]:
     told = []
     for callback in callbacks:
         name = type(callback).__name__
-        if library_of(type(callback)) in LIGHTNING:
-            if name not in ONLY_WATCH:
-                raise ValueError(
-                    f"the Trainer has the callback {name}, which changes the training, and a study would train without it; leave it out of "
-                    "what is studied, and add it to the run that the recommendation is for"
-                )
-        elif changed := [
-            method
-            for method in CHANGE_TRAINING
-            if hasattr(callback, method) and is_overridden(callback, method, LIGHTNING)
-        ]:
-            raise ValueError(
-                f"the Trainer's callback {name} has {', '.join(changed)}, which may change the gradient or the weights in the middle of a "
-                "step; leave it out of what is studied, and add it to the run that the recommendation is for"
-            )
-        else:
+        if library_of(type(callback)) not in LIGHTNING:
+            refuse_callback(callback, CHANGE_TRAINING, LIGHTNING)
             told.append(f"the callback {name} is not called")
+        elif name not in ONLY_WATCH:
+            raise ValueError(
+                f"the Trainer has the callback {name}, which changes the training, and a study would train without it; leave it out of "
+                "what is studied, and add it to the run that the recommendation is for"
+            )
     return told
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from batchscout.trainers.having import having
 from batchscout.trainers.sources.held_out import EVERY_TENTH
-from batchscout.trainers.sources.kinds import is_overridden, library_of
+from batchscout.trainers.sources.kinds import is_overridden, library_of, refuse_callback
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys, rate_of
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_schedule, told_of_momentum
 from batchscout.trainers.sources.settings import Settings, num_samples_of
@@ -79,17 +79,8 @@ def _refuse_what_cannot_be_honoured(trainer: Any) -> None:
             "samples as train_dataset, and batch them in data_collator"
         )
     for callback in trainer.callback_handler.callbacks:
-        _refuse_if_it_changes_training(callback)
-
-
-def _refuse_if_it_changes_training(callback: Any) -> None:
-    if library_of(type(callback)) in LIBRARIES:
-        return
-    if called := [method for method in CALLED_IN_A_STEP if is_overridden(callback, method, LIBRARIES)]:
-        raise ValueError(
-            f"the Trainer's callback {type(callback).__name__} has {', '.join(called)}, which may change the gradient or the weights in the "
-            "middle of a step; leave it out of what is studied, and add it to the run that the recommendation is for"
-        )
+        if library_of(type(callback)) not in LIBRARIES:
+            refuse_callback(callback, CALLED_IN_A_STEP, LIBRARIES)
 
 
 def loaders_of(trainer: Any) -> tuple[Any, Any]:
@@ -115,13 +106,9 @@ def settings(trainer: Any) -> Settings:
     num_samples = num_samples_of(trainer.train_dataset)
     steps, run_samples = args.max_steps, args.max_steps * batch
     if steps <= 0 and num_samples is not None:
-        steps_per_epoch = math.ceil(
-            math.ceil(num_samples / args.per_device_train_batch_size) / args.gradient_accumulation_steps
-        )
-        steps, run_samples = (
-            math.ceil(args.num_train_epochs * steps_per_epoch),
-            int(args.num_train_epochs * num_samples),
-        )
+        micro_batches = math.ceil(num_samples / args.per_device_train_batch_size)
+        steps = math.ceil(args.num_train_epochs * math.ceil(micro_batches / args.gradient_accumulation_steps))
+        run_samples = int(args.num_train_epochs * num_samples)
     clip = {"max_gradient_norm": float(args.max_grad_norm) or None, "reference_batch_size": batch}
     optimizer = trainer.create_optimizer()
     keys: dict[str, Any] = {
