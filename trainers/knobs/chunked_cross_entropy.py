@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from batchscout.trainers.criteria import CrossEntropyCriterion, TransformersLoss
 from batchscout.trainers.knobs import fsdp
-from batchscout.trainers.knobs.knob import Knob, first
+from batchscout.trainers.knobs.knob import Knob
 
 if TYPE_CHECKING:
     from batchscout.trainers.config import TrialConfig
@@ -15,34 +15,21 @@ NAME = "chunked_cross_entropy"
 
 
 def _incompatible_with(config: TrialConfig) -> str:
-    return first(_other_loss(config), _shards(config))
-
-
-def _other_loss(config: TrialConfig) -> str:
-    if isinstance(config.loss, CrossEntropyCriterion | TransformersLoss) or _has_its_own(config):
+    loss, model = config.loss, config.model.target
+    if loss is None and model in ("gpt", "hf"):  # their cross-entropy is computed within them
         return ""
-    said = (
-        f"loss is {config.loss.type}" if config.loss else f"model.target '{config.model.target}' returns its own loss"
-    )
-    return (
-        f"it computes the cross-entropy from what the model's last linear layer is given, and {said}; return logits and set "
-        "loss: cross_entropy (or transformers), or leave it out"
-    )
-
-
-def _has_its_own(config: TrialConfig) -> bool:
-    """True of the built-in models, whose cross-entropy is computed within them."""
-    return config.loss is None and config.model.target in ("gpt", "hf")
-
-
-def _shards(config: TrialConfig) -> str:
-    shards = config.parallel == "fsdp" or fsdp.NAME in config.memory_knobs
-    if not shards or _has_its_own(config):
-        return ""
-    return (
-        "it needs the weights of the last linear layer after the forward pass, when parallel: fsdp has sharded them again; use "
-        "parallel: ddp, or leave it out"
-    )
+    if not isinstance(loss, CrossEntropyCriterion | TransformersLoss):
+        said = f"loss is {loss.type}" if loss else f"model.target '{model}' returns its own loss"
+        return (
+            f"it computes the cross-entropy from what the model's last linear layer is given, and {said}; return logits and set "
+            "loss: cross_entropy (or transformers), or leave it out"
+        )
+    if config.parallel == "fsdp" or fsdp.NAME in config.memory_knobs:
+        return (
+            "it needs the weights of the last linear layer after the forward pass, when parallel: fsdp has sharded them again; use "
+            "parallel: ddp, or leave it out"
+        )
+    return ""
 
 
 KNOB = Knob(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchscout.trainers.knobs.knob import Knob, first
+from batchscout.trainers.knobs.knob import Knob
 
 if TYPE_CHECKING:
     from batchscout.trainers.config import TrialConfig
@@ -14,17 +14,16 @@ NAME = "fsdp"
 
 
 def _incompatible_with(config: TrialConfig) -> str:
-    return first(
-        "it shards the model over ranks, and world_size is 1; raise it, or leave the knob out"
-        if config.world_size == 1
-        else "",
-        "it gathers the model block by block, and compile: whole makes one graph of it; use compile: blocks, or leave the knob out"
-        if config.compile == "whole"
-        else "",
-        "optimizer muon needs whole matrices, which it shards; use optimizer adamw, or leave the knob out"
-        if config.optimizer.type == "muon"
-        else "",
-    )
+    if config.world_size == 1:
+        return "it shards the model over ranks, and world_size is 1; raise it, or leave the knob out"
+    if config.compile == "whole":
+        return (
+            "it gathers the model block by block, and compile: whole makes one graph of it; use compile: blocks, or leave the knob "
+            "out"
+        )
+    if config.optimizer.type == "muon":
+        return "optimizer muon needs whole matrices, which it shards; use optimizer adamw, or leave the knob out"
+    return ""
 
 
 KNOB = Knob(

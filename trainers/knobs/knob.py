@@ -52,8 +52,3 @@ def needs_cuda(what: str) -> Callable[[str], str]:
         )
 
     return missing
-
-
-def first(*reasons: str) -> str:
-    """Return the first of these that says something."""
-    return next(filter(None, reasons), "")

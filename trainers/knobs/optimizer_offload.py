@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from batchscout.trainers.knobs.knob import Knob, first, needs_cuda
+from batchscout.trainers.knobs.knob import Knob, needs_cuda
 
 if TYPE_CHECKING:
     from batchscout.trainers.config import TrialConfig
@@ -17,15 +17,14 @@ WITH_PLAIN_STATE = ("adamw", "sgd", "adafactor")
 
 def _incompatible_with(config: TrialConfig) -> str:
     kind = config.optimizer.type
-    return first(
-        f"it moves an optimizer's state parameter by parameter, which is known of {', '.join(WITH_PLAIN_STATE)}, and "
-        f"optimizer.type is {kind}; use one of them, or leave the knob out"
-        if kind not in WITH_PLAIN_STATE
-        else "",
-        "it moves whole tensors, and parallel: fsdp shards them; use parallel: ddp, or leave the knob out"
-        if config.parallel == "fsdp"
-        else "",
-    )
+    if kind not in WITH_PLAIN_STATE:
+        return (
+            f"it moves an optimizer's state parameter by parameter, which is known of {', '.join(WITH_PLAIN_STATE)}, and "
+            f"optimizer.type is {kind}; use one of them, or leave the knob out"
+        )
+    if config.parallel == "fsdp":
+        return "it moves whole tensors, and parallel: fsdp shards them; use parallel: ddp, or leave the knob out"
+    return ""
 
 
 KNOB = Knob(
