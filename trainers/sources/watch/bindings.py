@@ -27,12 +27,7 @@ from batchscout.trainers.sources.watch.batches import (
     same_numbers,
 )
 from batchscout.trainers.sources.watch.observer import Place, RandomState, Seen, value_of
-from batchscout.trainers.sources.watch.statements import (
-    LossCode,
-    assigned_in,
-    targets_of,
-    walk_own,
-)
+from batchscout.trainers.sources.watch.statements import LossCode, assigned_in, targets_of, walk_own
 
 BATCH = "__batch__"
 """The argument of a loss of a batch."""
@@ -341,24 +336,16 @@ def _is_changed(name: str, seen: Seen) -> bool:
     """True if a loop around gives a table other values than its own in another order: `X = X[order]`."""
     for node in (one for loop in seen.backward.all_loops for one in ast.walk(loop)):
         match node:
-            case ast.Assign(targets=targets, value=value) if any(
-                name in map(ast.unparse, _targets(t)) for t in targets
-            ):
+            case ast.Assign(targets=targets, value=value):
+                given = [one for target in targets for one in getattr(target, "elts", [target])]
                 values = value.elts if isinstance(value, ast.Tuple) else [value]
-                if not all(isinstance(one, ast.Subscript) for one in values):
+                tables = [ast.unparse(one.value) for one in values if isinstance(one, ast.Subscript)]
+                if name in map(ast.unparse, given) and (name not in tables or len(tables) < len(values)):
                     return True
-                if name not in [ast.unparse(one.value) for one in values if isinstance(one, ast.Subscript)]:
+            case ast.Call(func=ast.Attribute(value=owner, attr=method)):
+                if method.endswith("_") and ast.unparse(owner) == name:
                     return True
-            case ast.Call(func=ast.Attribute(value=owner, attr=method)) if method.endswith("_"):
-                if ast.unparse(owner) == name:
-                    return True
-            case _:
-                pass
     return False
-
-
-def _targets(target: ast.expr) -> list[ast.expr]:
-    return target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
 
 
 def _prefers_some(index: ast.expr, code: LossCode) -> bool:

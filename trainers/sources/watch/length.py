@@ -6,7 +6,6 @@ import ast
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from batchscout.trainers.sources.watch.batches import Source, num_samples_in_source
 from batchscout.trainers.sources.watch.observer import Place, Seen, value_of
@@ -27,7 +26,8 @@ def run_samples(source: Source, seen: Seen, micro_batch_size: int) -> tuple[int,
     micro_batch_size: samples of a call of backward.
     """
     loops = [(loop, place) for place in seen.backward.places for loop in place.loops]
-    per_pass = _batches_per_pass(source, micro_batch_size)
+    size = num_samples_in_source(source)
+    per_pass = math.ceil(size / micro_batch_size) if size is not None and size > micro_batch_size else None
     over_batches = next((loop for loop, _ in loops if isinstance(loop, ast.For) and is_over_batches(loop)), None)
     rounds = [_rounds(loop, place, per_pass if loop is over_batches else None) for loop, place in loops]
     whole = math.prod(one for one in rounds if one is not None) if loops and None not in rounds else None
@@ -37,22 +37,14 @@ def run_samples(source: Source, seen: Seen, micro_batch_size: int) -> tuple[int,
         for end in _counted_to(loop, place, [other for other, _ in loops[number + 1 :]]):
             inner = rounds[: end.depth(loops)]
             if None not in inner:
-                per_round = (
-                    micro_batches_per_step if end.is_guarded else math.prod(one for one in inner if one is not None)
-                )
-                most.append(end.value * per_round)
+                rounds_within = math.prod(one for one in inner if one is not None)
+                most.append(end.value * (micro_batches_per_step if end.is_guarded else rounds_within))
     if not most:
         return None
     samples = min(most) * micro_batch_size
-    size = num_samples_in_source(source)
     if per_pass is None or whole is None or min(most) != whole or size is None:
         return int(samples), True
     return int(min(samples, math.ceil(whole / per_pass) * size)), False  # the last batch of a pass may be smaller
-
-
-def _batches_per_pass(source: Source, micro_batch_size: int) -> int | None:
-    size = num_samples_in_source(source)
-    return math.ceil(size / micro_batch_size) if size is not None and size > micro_batch_size else None
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,8 @@ def _rounds(loop: Loop, place: Place, per_pass: int | None) -> int | None:
     own = [int(end) for name, end in ends_at(loop, place, value_of) if name in targets_of(loop)]
     call = range_of(loop)
     if call is not None and ast.unparse(call.func).endswith("islice"):
-        found = _whole_number(value_of(call.args[1], place)) if len(call.args) == 2 else None
+        end = value_of(call.args[1], place) if len(call.args) == 2 else None
+        found = end if isinstance(end, int) else None
     elif call is not None:
         values = [value_of(one, place) for one in call.args]
         found = len(range(*values)) if values and all(isinstance(one, int) for one in values) else None
@@ -95,7 +88,3 @@ def _counted_to(loop: Loop, place: Place, around: Sequence[Loop]) -> Iterator[_E
     for name, value in ends_at(loop, place, value_of):
         if (found := counted_in(loop, name)) is not None and not is_set_in(outermost, name):
             yield _End(value, *found)
-
-
-def _whole_number(value: Any) -> int | None:
-    return value if isinstance(value, int) else None

@@ -312,8 +312,7 @@ class _Observer:
             (DataLoader, "__init__", _noted(self._loader_made)),
             (DataLoader, "__iter__", self._iterated),
             (nn.Module, "__call__", self._called),
-            (Tensor, "backward", self._tensor_backward),
-            (torch.autograd, "backward", self._autograd_backward),
+            *((owner, "backward", self._backward_called) for owner in (Tensor, torch.autograd)),
             (torch, "compile", self._compiled),
             (argparse.ArgumentParser, "parse_known_args", self._parsed),
             (torch.amp.GradScaler, "scale", _noted(self._scaled)),
@@ -424,13 +423,7 @@ class _Observer:
             with _leaves_alone(module):
                 self.seen.pristine[id(module)] = copy.deepcopy(module, self._memo)
 
-    def _tensor_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
-        def called(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-            self._backward(loss, lambda: backward(loss, *args, **kwargs))
-
-        return called
-
-    def _autograd_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
+    def _backward_called(self, backward: Callable[..., None]) -> Callable[..., None]:
         def called(tensors: Any, *args: Any, **kwargs: Any) -> None:
             loss = tensors if isinstance(tensors, Tensor) else next(iter(tensors))
             self._backward(loss, lambda: backward(tensors, *args, **kwargs))
@@ -491,7 +484,9 @@ class _Observer:
         if self.seen.steps and not self._num_backwards and self._is_of_the_same_step(optimizer):
             self.seen.together.append(optimizer)
             return
-        changed = self._norm is not None and self._scaled_by == 1 and not _close(self._gradient_norm(), self._norm)
+        changed = False
+        if self._norm is not None and self._scaled_by == 1:
+            changed = not math.isclose(self._gradient_norm(), self._norm, rel_tol=1e-5, abs_tol=1e-12)
         places = frozenset(self._backed_from)
         self.seen.steps.append(Step(optimizer, _rates(optimizer), self._num_backwards, places, changed))
         self._num_backwards, self._norm, self._in_step = 0, None, None
@@ -626,10 +621,6 @@ def copied(values: Any) -> Any:
     if isinstance(values, dict):
         return {key: copied(value) for key, value in values.items()}
     return copy.copy(values)  # a library's own kind of batch
-
-
-def _close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-12)
 
 
 def num_samples_in(batch: Any) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.held_out import EVERY_TENTH
@@ -35,7 +34,9 @@ def settings(loop: Loop) -> Settings:
     """Return what the script's optimizer, schedule and loop say."""
     for group, rate in zip(loop.optimizer.param_groups, _base_rates(loop.seen), strict=True):
         group.setdefault("initial_lr", rate)
-    keys: dict[str, Any] = {"optimizer": optimizer_keys(loop.optimizer), "precision": _precision(loop.seen)}
+    low = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+    precision = low.get(loop.seen.autocast or torch.float32, "float32")
+    keys: dict[str, Any] = {"optimizer": optimizer_keys(loop.optimizer), "precision": precision}
     keys["batch"] = {"micro_batch_size": loop.micro_batch_size}
     if loop.seen.allows_tf32:
         keys["allow_tf32"] = True
@@ -92,11 +93,8 @@ def _size(loader: DataLoader[Any]) -> str:
 
 
 def _taken(loop: Loop, batch: int) -> Iterator[str]:
-    modules = list(loop.seen.pristine.values())
-    sizes = [sum(p.numel() for p in one.parameters()) for one in modules]
-    names = " and ".join(
-        f"{type(one).__name__} ({size:,} parameters)" for one, size in zip(modules, sizes, strict=True)
-    )
+    sizes = {one: sum(p.numel() for p in one.parameters()) for one in loop.seen.pristine.values()}
+    names = " and ".join(f"{type(one).__name__} ({size:,} parameters)" for one, size in sizes.items())
     parts = f", {loop.num_micro_batches} micro-batches to a step" if loop.num_micro_batches > 1 else ""
     yield f"model: {names}"
     each = f"{len(loop.seen.optimizers)} that step together, " if loop.seen.together else ""
@@ -107,20 +105,12 @@ def _taken(loop: Loop, batch: int) -> Iterator[str]:
         yield from (f"    {line}" for line in loop.loss.text.splitlines()[1:])
 
 
-def _precision(seen: Seen) -> str:
-    return {torch.bfloat16: "bfloat16", torch.float16: "float16"}.get(seen.autocast or torch.float32, "float32")
-
-
 def _base_rates(seen: Seen) -> tuple[float, ...]:
     """Return the rates that are not a step's of a schedule: those of all steps where they do not change, or else those that the optimizer
     was made with."""
     constant = len(seen.steps) > 1 and len({step.rates for step in seen.steps}) == 1
     first = seen.steps[0].rates if constant else seen.made_with[id(seen.steps[0].optimizer)]
     return (*first, *(rate for one in seen.together for rate in seen.made_with[id(one)]))
-
-
-def _scales_with_gradient(optimizer: Optimizer) -> bool:
-    return type(optimizer).__name__ in ("SGD", "ASGD")
 
 
 _AVERAGE = re.compile("(?i:ema)|.*(EMA|Ema([A-Z]|$)|MovingAverage|AveragedModel)|(.*_)?ema(_.*)?")
@@ -150,12 +140,13 @@ def _told(loop: Loop) -> Iterator[str]:
         yield f"its batches come from {source.text}: their rows are the samples"
         if source.validation is None:
             yield "no call for validation data was found, so fresh batches of the training data are evaluated"
-    if loop.sums and _scales_with_gradient(loop.optimizer):
+    scales_with_gradient = type(loop.optimizer).__name__ in ("SGD", "ASGD")
+    if loop.sums and scales_with_gradient:
         raise ValueError(
             f"its loss is a sum over the batch, and {type(loop.optimizer).__name__} does not divide by the gradient's size, so that its learning "
             "rate is another at every batch; divide the loss by the number of samples, and multiply the rate by it"
         )
-    if not loop.is_averaged and _scales_with_gradient(loop.optimizer):
+    if not loop.is_averaged and scales_with_gradient:
         raise ValueError(
             f"it adds up the gradients of {loop.num_micro_batches} micro-batches, and {type(loop.optimizer).__name__} does not divide by the "
             f"gradient's size; divide the loss by {loop.num_micro_batches}, and multiply the learning rate by it"

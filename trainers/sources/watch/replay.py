@@ -305,7 +305,8 @@ def _function(code: LossCode, place: Place, bound: Bound, resets: tuple[ast.stmt
     roots = roots_of(code.inputs).union(*map(reads_of, (*bound.begin, *resets)))
     known = {name: place.local[name] for name in roots if name in place.local}
     known = {name: value for name, value in known.items() if not _of_this_batch(code, name, value)}
-    stored = {name for one in (*bound.begin, *kept) for node in ast.walk(one) for name in _names_stored(node)}
+    nodes = (node for one in (*bound.begin, *kept) for node in ast.walk(one))
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     again = [
         ast.parse(f"{name} = {_LATER}{name}").body[0]
         for name in sorted((roots & stored) - bound.names)
@@ -352,11 +353,6 @@ class _InPlace(ast.NodeTransformer):
             for name, value in ast.iter_fields(node)
         }
         return type(node)(**fields)
-
-
-def _names_stored(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
 
 
 def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:

@@ -77,7 +77,8 @@ def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[Los
     starts = [n for n, level in enumerate(levels) if isinstance(level.owner, Loop)]
     for start in [*reversed(starts), *([] if starts[:1] == [0] else [0])]:
         owner = levels[start].owner
-        before = _before(levels[start:])
+        # What runs before the place. Blocks on the way count as run through: an `if` as true, a `with` without what it enters.
+        before = [one for level in levels[start:] for one in level.body[: level.place]]
         kept, inputs = needed(before, expression)
         loop = owner if isinstance(owner, Loop) else None
         changed = frozenset(_assigned(levels[start].body))
@@ -144,12 +145,6 @@ def _backed(statement: ast.stmt) -> ast.expr | None:
 def _unscaled(loss: ast.expr) -> ast.expr:
     is_scaled = isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale"
     return loss.args[0] if isinstance(loss, ast.Call) and is_scaled and loss.args else loss
-
-
-def _before(levels: Sequence[_Level]) -> list[ast.stmt]:
-    """Return what runs before the last level's statement, from the beginning of the first one's body. Blocks on the way count as run
-    through: an `if` as true, a `with` without what it enters."""
-    return [one for level in levels for one in level.body[: level.place]]
 
 
 def needed(statements: Sequence[ast.stmt], loss: ast.expr) -> tuple[list[ast.stmt], set[str]]:
