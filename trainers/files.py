@@ -82,7 +82,8 @@ def _raised_as_lost(path: Path, done: Done, is_the_disks: Callable[[OSError], bo
         raise
     except Exception as error:
         named = next((one for one in _chain(error) if isinstance(one, StorageLost)), None)
-        of_the_disk = _first(error, is_the_disks)
+        # A library may have wrapped it in its own.
+        of_the_disk = next((one for one in _chain(error) if isinstance(one, OSError) and is_the_disks(one)), None)
         if named is not None:
             raise StorageLost(str(named)) from error
         if of_the_disk is None:
@@ -93,11 +94,6 @@ def _raised_as_lost(path: Path, done: Done, is_the_disks: Callable[[OSError], bo
 def _names_a_file_below(path: Path, error: OSError) -> bool:
     names = [name for name in (error.filename, error.filename2) if isinstance(name, str)]
     return any(Path(name).is_relative_to(path) for name in names)
-
-
-def _first(error: BaseException, wanted: Callable[[OSError], bool]) -> OSError | None:
-    """Return the error itself, or the first of those behind it: a library may have wrapped it in its own."""
-    return next((one for one in _chain(error) if isinstance(one, OSError) and wanted(one)), None)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

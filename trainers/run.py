@@ -187,7 +187,7 @@ class Run(Learner):
 
     def metrics(self) -> dict[str, float]:
         """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
-        place = {"samples_seen": self.samples_seen, "learning_rate": float(self._groups[0]["lr"])}
+        place = {"samples_seen": self.samples_seen, "learning_rate": float(self.optimizer.param_groups[0]["lr"])}
         if self.scaler.is_enabled():
             place["loss_scale"] = self.scaler.get_scale()
         if isinstance(self.train_set, Stream):
@@ -239,7 +239,7 @@ class Run(Learner):
     def _load(self, state: dict[str, Any]) -> None:
         """Take weights, moments, averages and the place in the data from a checkpoint; the settings stay this run's. An optimizer of
         the user's own may keep more in its groups than settings, so they are the checkpoint's."""
-        kept = () if self.config.optimizer.type == "own" else self._groups
+        kept = () if self.config.optimizer.type == "own" else self.optimizer.param_groups
         settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in kept]
         self.num_steps = state["num_steps"]
         # Earlier checkpoints do not have it: all their steps were of one size.
@@ -247,7 +247,7 @@ class Run(Learner):
         if state.get("stream"):
             self.feed.go_on_from(Place(**state["stream"]))
         load_state(self.module, self.optimizer, state)
-        for group, own in zip(self._groups, settings, strict=False):
+        for group, own in zip(self.optimizer.param_groups, settings, strict=False):
             group.update(own)
         if state["scaler"]:  # that of another precision has none
             self.scaler.load_state_dict(state["scaler"])
@@ -255,10 +255,6 @@ class Run(Learner):
             self.average.load(state["average"])
         if self.rank < len(state["random"]) and state.get("seed", self.config.seed) == self.config.seed:
             set_random_state(state["random"][self.rank], self.device)
-
-    @property
-    def _groups(self) -> list[dict[str, Any]]:
-        return self.optimizer.param_groups
 
     def initial_weights(self, directory: Path) -> Weights:
         """Return the weights this run began with: made again from its seed, or those of its branch point. directory: the

@@ -36,7 +36,8 @@ def code_of(import_paths: Iterable[str | None]) -> dict[str, str]:
             with own_file(file, "read"):
                 text = file.read_bytes()
             found[name] = hashlib.sha256(_without_comments(text)).hexdigest()[:16]
-            imported = set() if _is_installed(file) else set(_imported(text, _package_of(root, file))) - seen
+            package = list(file.relative_to(root).parent.parts)  # at which relative imports begin
+            imported = set() if _is_installed(file) else set(_imported(text, package)) - seen
             seen |= imported
             pending += sorted(imported)
     return dict(sorted(found.items()))
@@ -137,11 +138,6 @@ def _is_pythons_or_ours(file: Path) -> bool:
 
 def _is_installed(file: Path) -> bool:
     return bool({"site-packages", "dist-packages"} & set(file.parts))
-
-
-def _package_of(root: Path, file: Path) -> list[str]:
-    """Return the names of the package that relative imports in the file begin at."""
-    return list(file.relative_to(root).parent.parts)
 
 
 def _imported(text: bytes, package: list[str]) -> Iterator[str]:

@@ -140,17 +140,17 @@ def feeding(
 ) -> Iterator[Iterator[Any]]:
     """Hand out, one after the other on the device, a batch of each of these groups of samples. What the set draws is the same every
     time. The workers end with the block."""
-    feed = Feed(samples, lambda _: _asks_for(groups), workers, device, seed=0)
+
+    def asked_from(_: int) -> Iterator[Ask]:
+        """Ask for them as one step of many micro-batches."""
+        for turn, indices in enumerate(groups):
+            yield Ask(indices, 0, sum(map(len, groups)), turn, turn == len(groups) - 1, seed_of(*indices))
+
+    feed = Feed(samples, asked_from, workers, device, seed=0)
     try:
         yield (feed.batch(0, turn) for turn in range(len(groups)))
     finally:
         feed.close()
-
-
-def _asks_for(groups: Sequence[list[int]]) -> Iterator[Ask]:
-    """Yield what is asked for where no step is taken: as one step of many micro-batches."""
-    for turn, indices in enumerate(groups):
-        yield Ask(indices, 0, sum(map(len, groups)), turn, turn == len(groups) - 1, seed_of(*indices))
 
 
 class _Fetched(Dataset[Delivered]):

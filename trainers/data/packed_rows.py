@@ -40,7 +40,7 @@ class Packed:
         return len(self.rows)
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
-        parts = [self._part(sample) for sample in self.samples.__getitems__(self.rows[row])]
+        parts = self._parts(row)
         lengths = [len(next(iter(part.values()))) for part in parts]
         rest = self.seq_len - sum(lengths)
         joined = {
@@ -51,8 +51,10 @@ class Packed:
 
     def one_by_one(self, row: int) -> list[dict[str, Tensor]]:
         """Return the samples of a row, each a batch of its own."""
-        parts = [self._part(sample) for sample in self.samples.__getitems__(self.rows[row])]
-        return [{name: tensor[None] for name, tensor in part.items()} for part in parts]
+        return [{name: tensor[None] for name, tensor in part.items()} for part in self._parts(row)]
+
+    def _parts(self, row: int) -> list[dict[str, Tensor]]:
+        return [self._part(sample) for sample in self.samples.__getitems__(self.rows[row])]
 
     def _part(self, sample: Any) -> dict[str, Tensor]:
         """Return what of a sample goes into a row. Raises DataFault where that is not all of it."""

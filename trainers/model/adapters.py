@@ -30,7 +30,8 @@ def add_adapters(model: nn.Module, settings: Mapping[str, Any]) -> None:
         )
     try:
         with unset_fake_temporarily() as fake_mode:
-            inject_adapter_in_model(LoraConfig(**settings), _of_transformers(model))
+            of_transformers = next((module for module in model.modules() if is_of_transformers(module)), model)
+            inject_adapter_in_model(LoraConfig(**settings), of_transformers)
     except (TypeError, ValueError, ImportError) as error:
         raise ValueError(
             f"model.peft does not fit this model: {error}; name its layers as target_modules, and check the other keys"
@@ -49,11 +50,6 @@ def _without_values(model: nn.Module) -> None:
             if not isinstance(parameter, FakeTensor):
                 fake = torch.empty_like(parameter, requires_grad=False)
                 module.register_parameter(name, nn.Parameter(fake, requires_grad=parameter.requires_grad))
-
-
-def _of_transformers(model: nn.Module) -> nn.Module:
-    """Return the outermost transformers model within; the model itself where there is none."""
-    return next((module for module in model.modules() if is_of_transformers(module)), model)
 
 
 def is_of_transformers(module: nn.Module) -> bool:

@@ -42,7 +42,7 @@ def _found(model: nn.Module) -> list[Container]:
     if not uniform:
         return _of_sequentials(model)
     longest = max(uniform, key=len)
-    if not _are_composite([longest]):
+    if not _is_composite(longest):
         return [longest]
     inside = {id(inner) for member in longest for inner in member.modules()}
     return [one for one in uniform if _class_of(one) is _class_of(longest) and id(one) not in inside]
@@ -51,12 +51,12 @@ def _found(model: nn.Module) -> list[Container]:
 def _of_sequentials(model: nn.Module) -> list[Container]:
     """Return the Sequentials whose members are of the class that most blocks have, two at least. A block has layers inside; what
     is repeated within a block is none, but a Sequential in a Sequential is only a part of the list."""
-    uniform = [one for one in _outermost(model) if _are_composite([one])]
+    uniform = [one for one in _outermost(model) if _is_composite(one)]
     by_class: dict[type[nn.Module] | None, list[Container]] = {}
     for one in uniform:
         by_class.setdefault(_class_of(one), []).append(one)
-    most = max(by_class.values(), key=_num_members, default=[])
-    return most if _num_members(most) > 1 else []
+    most = max(by_class.values(), key=lambda containers: sum(map(len, containers)), default=[])
+    return most if sum(map(len, most)) > 1 else []
 
 
 def _outermost(module: nn.Module) -> Iterator[nn.Sequential]:
@@ -75,12 +75,8 @@ def _class_of(container: Container) -> type[nn.Module] | None:
     return classes.pop() if len(classes) == 1 else None
 
 
-def _are_composite(containers: Iterable[Container]) -> bool:
-    return all(any(True for _ in member.children()) for one in containers for member in one)
-
-
-def _num_members(containers: list[Container]) -> int:
-    return sum(map(len, containers))
+def _is_composite(container: Container) -> bool:
+    return all(any(True for _ in member.children()) for member in container)
 
 
 def _named(model: nn.Module, names: list[str]) -> list[Container]:

@@ -182,7 +182,11 @@ def hf(
     if vocab_size is not None and not pretrained:
         overrides["vocab_size"] = vocab_size
     if name is not None and model_type is None:
-        _check_folder(name)
+        if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+            raise ValueError(
+                f"model.kwargs.name is '{name}', which is no folder; name one that save_pretrained has written (relative paths start "
+                "where the command runs), or a model on the hub"
+            )
         settings = AutoConfig.from_pretrained(name, **overrides)
     elif model_type is not None and name is None:
         settings = AutoConfig.for_model(model_type, **overrides)
@@ -194,15 +198,6 @@ def hf(
     else:
         inner = AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
     return CausalLanguageModel(inner, label_smoothing)
-
-
-def _check_folder(name: str) -> None:
-    """Raise ValueError where a name can be nothing but a path, and no folder is there."""
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
-        raise ValueError(
-            f"model.kwargs.name is '{name}', which is no folder; name one that save_pretrained has written (relative paths start "
-            "where the command runs), or a model on the hub"
-        )
 
 
 def with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:

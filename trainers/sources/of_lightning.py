@@ -255,11 +255,6 @@ def _of_trainer(trainer: Any, keys: dict[str, Any]) -> list[str]:
             "out of what the callable returns and set `precision`"
         )
     keys["precision"] = _PRECISIONS[precision]
-    keys["optimizer"]["max_gradient_norm"] = _clipped_at(trainer)
-    return _of_callbacks(trainer.callbacks)
-
-
-def _clipped_at(trainer: Any) -> float | None:
     value, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
     by = getattr(algorithm, "value", algorithm)
     if value and by not in (None, "norm"):
@@ -267,7 +262,8 @@ def _clipped_at(trainer: Any) -> float | None:
             f"the Trainer clips each number of the gradient at {value:g} (gradient_clip_algorithm: {by}), and a study clips the norm of "
             "the whole gradient; use gradient_clip_algorithm='norm', or leave gradient_clip_val out"
         )
-    return float(value) if value else None
+    keys["optimizer"]["max_gradient_norm"] = float(value) if value else None
+    return _of_callbacks(trainer.callbacks)
 
 
 def _of_callbacks(callbacks: Iterable[Any]) -> list[str]:

@@ -133,7 +133,8 @@ def _schedule(trainer: Any, optimizer: Optimizer, keys: dict[str, Any], num_step
 def _told_of(trainer: Any) -> Iterable[str]:
     if trainer.eval_dataset is None:
         yield f"it has no eval_dataset, so {EVERY_TENTH}"
-    if _checkpoints(trainer.args):
+    told = vars(trainer.args)
+    if told.get("activation_checkpointing", told.get("gradient_checkpointing", False)):  # its two names
         yield "gradient_checkpointing is the study's to decide"
     if getattr(trainer.args, "neftune_noise_alpha", None):
         yield f"a study trains without the noise of neftune_noise_alpha={trainer.args.neftune_noise_alpha:g}"
@@ -142,12 +143,6 @@ def _told_of(trainer: Any) -> Iterable[str]:
     own = [type(one).__name__ for one in trainer.callback_handler.callbacks if library_of(type(one)) not in LIBRARIES]
     if own:
         yield f"the callbacks {', '.join(own)} are not called"
-
-
-def _checkpoints(args: Any) -> bool:
-    """True if the arguments ask for activation checkpointing, under either of the names that it has had."""
-    told = vars(args)
-    return bool(told.get("activation_checkpointing", told.get("gradient_checkpointing", False)))
 
 
 def rate_factor(model: OfTrainer) -> float | None:

@@ -13,21 +13,16 @@ def learning_rate_of_step(config: TrialConfig, first_sample: int) -> float:
     schedule have it when the step ends."""
     phase = config.phase_at(first_sample)
     samples_seen = first_sample + config.split_in(phase).effective_batch_size
-    return phase.learning_rate * min(_warmup(config, samples_seen), _after_warmup(config, samples_seen))
-
-
-def _warmup(config: TrialConfig, samples_seen: int) -> float:
-    return min(1.0, samples_seen / config.warmup_samples) if config.warmup_samples else 1.0
+    warmup = min(1.0, samples_seen / config.warmup_samples) if config.warmup_samples else 1.0
+    return phase.learning_rate * min(warmup, _after_warmup(config, samples_seen))
 
 
 def _after_warmup(config: TrialConfig, samples_seen: int) -> float:
     budget, schedule = config.sample_budget, config.schedule
     if schedule.type == "table":
-        return factor_at(
-            schedule.factors,
-            (samples_seen - config.effective_batch_size) / max(1, budget - config.effective_batch_size),
-        )
-    last_batch = config.split_in(config.phases[-1]).effective_batch_size
+        first_batch = config.effective_batch_size
+        return factor_at(schedule.factors, (samples_seen - first_batch) / max(1, budget - first_batch))
+    last_batch = config.last_effective_batch_size
     if schedule.type == "cosine":
         # As below: spread over one step more than the budget, or the last step would not move.
         progress = (samples_seen - config.warmup_samples) / (budget + last_batch - config.warmup_samples)

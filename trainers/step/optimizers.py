@@ -42,9 +42,8 @@ def _built(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialCo
         case "adamw":
             if bfloat16_weights.NAME in config.memory_knobs:
                 return _called(StochasticAdamW, groups, config, **decay, **_of_adam(settings))
-            return _called(
-                torch.optim.AdamW, groups, config, **decay, **_of_adam(settings), fused=_can_fuse(parameters)
-            )
+            fused = _can_fuse(parameters)
+            return _called(torch.optim.AdamW, groups, config, **decay, **_of_adam(settings), fused=fused)
         case "sgd":
             return _sgd(parameters, groups, config, **decay)
         case "muon":
@@ -147,19 +146,13 @@ def _muon(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialCon
     if not matrices:
         raise ValueError("optimizer muon is for matrices, and the model's blocks have none; use optimizer adamw")
     settings = config.optimizer
-    muon = _called(
-        torch.optim.Muon,
-        [{"params": list(matrices.values())}],
-        config,
-        weight_decay=settings.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    rest = _groups_by_decay(others, settings.weight_decay)
+    decay, of_blocks = settings.weight_decay, [{"params": list(matrices.values())}]
+    muon = _called(torch.optim.Muon, of_blocks, config, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    rest = _groups_by_decay(others, decay)
     if not rest:
         return muon
-    return Together(
-        [muon, torch.optim.AdamW(rest, lr=config.learning_rate, fused=_can_fuse(others), **_of_adam(settings))]
-    )
+    adamw = torch.optim.AdamW(rest, lr=config.learning_rate, fused=_can_fuse(others), **_of_adam(settings))
+    return Together([muon, adamw])
 
 
 class Together(Optimizer):

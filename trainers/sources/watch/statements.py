@@ -77,7 +77,7 @@ def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[Los
     starts = [n for n, level in enumerate(levels) if isinstance(level.owner, Loop)]
     for start in [*reversed(starts), *([] if starts[:1] == [0] else [0])]:
         owner = levels[start].owner
-        # What runs before the place. Blocks on the way count as run through: an `if` as true, a `with` without what it enters.
+        # Blocks on the way count as run through: an `if` as true, a `with` without what it enters.
         before = [one for level in levels[start:] for one in level.body[: level.place]]
         kept, inputs = needed(before, expression)
         loop = owner if isinstance(owner, Loop) else None
