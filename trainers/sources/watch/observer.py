@@ -98,18 +98,11 @@ class Place:
 
     def get(self, name: str) -> Any:
         """Return what a name stands for, or an attribute of one; None where it stands for nothing."""
-        try:
-            return self.value(name)
-        except LookupError:
-            return None
-
-    def value(self, name: str) -> Any:
-        """Return the same; raises LookupError."""
         first, *attributes = name.split(".")
-        found = self.local[first] if first in self.local else self.global_[first]
+        found = self.local[first] if first in self.local else self.global_.get(first)
         for attribute in attributes:
             if not hasattr(found, attribute):
-                raise LookupError(name)
+                return None
             found = getattr(found, attribute)
         return found
 

@@ -97,10 +97,10 @@ def _is_rate_of_group(target: ast.expr, groups: set[str]) -> bool:
 def _call_sets_rate(call: ast.Call, place: Place, optimizer: Optimizer, known: set[Any]) -> bool:
     owner, _, name = ast.unparse(call.func).rpartition(".")
     try:
-        of = place.value(owner) if owner else None
-        called: Any = inspect.unwrap(place.value(ast.unparse(call.func)))
+        of = place.get(owner) if owner else None
+        called: Any = inspect.unwrap(place.get(ast.unparse(call.func)))
         code = getattr(called, "__code__", None)
-    except Exception:  # of the script's own objects, whose attributes may be computed; or of no name at all
+    except Exception:  # of the script's own objects, whose attributes may be computed
         return False
     takes_it = any(isinstance(one, ast.Name) and place.get(one.id) is optimizer for one in call.args)
     is_a_librarys = code is not None and "site-packages" in code.co_filename

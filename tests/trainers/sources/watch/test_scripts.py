@@ -1118,9 +1118,9 @@ def test_rows_that_the_script_never_takes_are_no_samples(folder: Path, loop: str
     """
     loop_ = watched(folder, text)
     train, val = sets_of(loop_)
-    taken = sorted(int(one) for one in loop_.place.value("chosen"))
+    taken = sorted(int(one) for one in loop_.place.get("chosen"))
     found = torch.stack([sample[0] for part in (train, val) for sample in part.dataset])
-    assert torch.equal(found.sort(0).values, loop_.place.value("X")[taken].sort(0).values)
+    assert torch.equal(found.sort(0).values, loop_.place.get("X")[taken].sort(0).values)
 
 
 def test_of_a_slice_the_rows_end_where_its_loop_ends(folder: Path) -> None:
