@@ -12,11 +12,17 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 # Processes that are about to be killed may start others meanwhile; one that waits for its storage may not go at all.
 MOST_LOOKS, SECONDS_BETWEEN_LOOKS = 100, 0.02
 # Helpers that end by themselves when the last process ends that uses them, and put away what that has left in shared memory.
 _TIDY_UP = ("multiprocessing.resource_tracker", "torch_shm_manager", "wandb-core")
+
+
+def end_with(parent: int) -> bool:
+    """Have this process killed as soon as the one that has started it ends; return False if it has ended by now."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() == parent
 
 
 def adopt_orphans(whether: bool = True) -> None:

@@ -7,7 +7,6 @@ Loads no torch.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import json
 import os
@@ -19,11 +18,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
-from batchscout.trainers.descendants import end_descendants
+from batchscout.trainers.descendants import end_descendants, end_with
 
 MOST_OF_STDERR = 10_000
 SECONDS_TO_END = 2.0
-_PR_SET_PDEATHSIG = 1
 
 
 class OwnProcess:
@@ -92,8 +90,7 @@ def own_process(
 def asked() -> Iterator[tuple[Any, Callable[[Any], None]]]:
     """Yield the question, and what takes each answer. This is the other end: it ends with whoever asked, who may be killed, and what a user's
     code prints is none of its answers."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv.pop()):  # a user's code may read the others
+    if not end_with(int(sys.argv.pop())):  # a user's code may read the others
         sys.exit("whoever asked is gone")
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)

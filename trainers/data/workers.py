@@ -6,7 +6,6 @@ in the rank's peak nor in its limit, which the kernel holds each process to by i
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import resource
@@ -18,9 +17,9 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from batchscout.trainers.descendants import end_with
 from batchscout.trainers.errors import raised_where
 
-_PR_SET_PDEATHSIG = 1
 MOST_NAMED = 8
 SECONDS_BETWEEN_LOOKS = 0.005
 
@@ -107,8 +106,7 @@ def ended_early(exit_code: int, num_workers: int, *, ran_out: bool) -> WorkerFau
 
 def begin_worker(number: int, *, init: Callable[[int], Any] | None, parent: int) -> None:
     """Make this process a worker that ends with the run, and is not held to the rank's memory limit."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was killed before that
+    if not end_with(parent):
         os._exit(1)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
