@@ -471,14 +471,10 @@ class TrialConfig(Strict):
         return Split(self.micro_batch_size, phase.gradient_accumulation_steps, self.world_size)
 
     @model_validator(mode="after")
-    def _shards_need_ranks(self) -> TrialConfig:
+    def _parts_go_together(self) -> TrialConfig:
         check_cut(self.micro_batch, self.data)
         check_shards(self.parallel, self.world_size)
         check_whole(self.parallel, [self.compile])
-        return self
-
-    @model_validator(mode="after")
-    def _knobs_go_with_the_rest(self) -> TrialConfig:
         check_knobs(self)
         return self
 

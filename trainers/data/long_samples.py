@@ -40,7 +40,7 @@ def long_samples(samples: Samples, seconds: float) -> LongSamples | None:
         return None
     ends, sizes = time.monotonic() + seconds, dict[int, int]()
     for index in spread(len(samples)):
-        sizes[index] = _size(read(samples, [index]))
+        sizes[index] = sum(map(_numbers_in, tree_leaves(read(samples, [index]))))
         if time.monotonic() > ends:
             break
     longest = heapq.nsmallest(MOST_KEPT, sizes, key=lambda index: (-sizes[index], index))
@@ -59,12 +59,8 @@ def spread(number: int) -> Iterator[int]:
     return (place * stride % number for place in range(number))
 
 
-def _size(sample: Any) -> int:
-    """Return how many numbers, or characters, it holds."""
-    return sum(_numbers_in(leaf) for leaf in tree_leaves(sample))
-
-
 def _numbers_in(leaf: Any) -> int:
+    """Return how many numbers, or characters, it holds."""
     if isinstance(leaf, Tensor):
         return leaf.numel()
     if isinstance(leaf, np.ndarray):

@@ -103,7 +103,8 @@ class _Contents:
             case type() | FunctionType():
                 yield from self._of_code(value)
             case nn.Module():
-                yield from self._of_module(value)
+                yield from self._of_code(type(value))
+                yield from self.of_parts(value)
             case DataLoader():
                 yield from self._each([value.dataset, value.batch_size, value.collate_fn])
             case Mapping():
@@ -142,10 +143,6 @@ class _Contents:
         codes, values = reached_from(code)
         yield from map(own_text, codes)
         yield from self._each(values)
-
-    def _of_module(self, module: nn.Module) -> Iterator[Part]:
-        yield from self._of_code(type(module))
-        yield from self.of_parts(module)
 
     def of_parts(self, module: nn.Module) -> Iterator[Part]:
         for name, part in module.named_modules():

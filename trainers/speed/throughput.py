@@ -80,16 +80,14 @@ class StepClock:
 
     def read(self) -> list[StepTime]:
         """Return the times of every step since the last read, and start again from here."""
+        self.load.look()  # while a GPU is still at work
         if self.device.type == "cuda":
-            self.load.look()  # while the GPU is still at work
             torch.cuda.synchronize(self.device)
             pairs = zip(self._marks, self._marks[1:], strict=False)
             self._unread = [
                 StepTime(_seconds(*pair), sum(_seconds(*wait) for wait in waits))
                 for pair, waits in zip(pairs, self._waits, strict=False)
             ]
-        else:
-            self.load.look()
         self.load.stop()
         seconds, self._unread = self._unread, []
         self.start()
