@@ -186,10 +186,10 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, options
             journal.append(event)
 
     with _held(lambda: open_run_directory(config, run_dir, stored, goes_further)) as journal, all_are_ctrl_c():
-        if _is_over(config, journal):
+        if journal.study.is_over(config.stages):
             changes = changes_of_what_is_over(config, journal.study.facts, _say_before)
             again = _settled(run_dir, journal, changes, options)
-            if _is_over(config, journal):
+            if journal.study.is_over(config.stages):
                 return _finish(config, run_dir, journal)
             if again:
                 _say_before(again)
@@ -236,10 +236,6 @@ def _finish(config: StudyConfig, run_dir: Path, journal: Journal) -> Ending:
     published.publish_results()
     published.add_trials()
     return ending
-
-
-def _is_over(config: StudyConfig, journal: Journal) -> bool:
-    return journal.study.is_over(stage.type for stage in config.stages)
 
 
 def _say_before(text: str) -> None:

@@ -17,7 +17,7 @@ from batchscout.orchestrator.stages.horizons import nearest_run
 from batchscout.orchestrator.stages.too_short import in_words
 from batchscout.orchestrator.stages.train import not_run
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.study.trial import Trial
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.notices import NoticeKind
 from batchscout.trainers.user_code import OBJECTS
@@ -152,7 +152,7 @@ def _how_well_compared(config: StudyConfig, study: Study, known: Known | None) -
     if is_open and (short := worth_a_longer_run(config, study)):
         return Badge.TOO_SHORT, in_words(short)
     if known is None:
-        num_runs = len([one for one in study.trials.values() if one.is_full_run and one.state is TrialState.COMPLETE])
+        num_runs = len(study.completed_runs)
         if num_runs == 1:
             return Badge.UNDETERMINED, "only one run ended, so nothing was compared"
         return Badge.UNDETERMINED, f"the lowest loss of {num_runs} runs, and how much of that is chance is not known"

@@ -13,7 +13,7 @@ from batchscout.orchestrator.output.known import compared_of, known_of
 from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
 from batchscout.orchestrator.stages.horizons import carried_to
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import training_time_text
 
 A_FEW_TIMES = 4
@@ -65,8 +65,7 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     findings = compared.findings
     num_runs = sum(one.num_runs for one in findings.batches)
     train = config.keys_of(Train)
-    whole = [one for one in study.trials.values() if one.is_full_run and one.state is TrialState.COMPLETE]
-    measured = [seconds for one in whole if (seconds := one.metric("train_seconds"))]
+    measured = [seconds for one in study.completed_runs if (seconds := one.metric("train_seconds"))]
     seconds = statistics.median(measured) if measured else findings.seconds or 0.0
     if config.budget and 3600 * config.budget.device_hours / config.world_size - study.lane_seconds < seconds:
         more = {"budget.device_hours": _hours(2 * config.budget.device_hours)}

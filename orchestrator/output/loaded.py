@@ -42,7 +42,7 @@ class LoadedStudy:
     @property
     def is_over(self) -> bool:
         """True if every stage is concluded, or one of them ended the study."""
-        return self.replayed.is_over(stage.type for stage in self.config.stages)
+        return self.replayed.is_over(self.config.stages)
 
     @cached_property
     def recommendation(self) -> Recommendation | None:
@@ -142,6 +142,6 @@ def load(run_dir: str | Path) -> LoadedStudy:
 
 def no_recommendation(config: StudyConfig, study: Study, run_dir: str) -> str:
     """Return what to say to whoever would have it. run_dir: as its user types it."""
-    if study.is_over(stage.type for stage in config.stages):
+    if study.is_over(config.stages):
         return f"{run_dir} has no recommendation: its stages ended without one; batchscout status {run_dir} says why"
     return f"{run_dir} has no recommendation yet; finish the study first: {how_to_resume(config, study, run_dir)}"

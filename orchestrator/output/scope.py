@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import number_text
 
 
@@ -38,12 +38,12 @@ class Scope:
 
 
 def scope_of(config: StudyConfig, study: Study, winner: Trial) -> Scope:
-    full = [t for t in study.trials.values() if t.is_full_run and t.state is TrialState.COMPLETE]
+    full = [trial.config for trial in study.completed_runs]
     there_are = study.facts.num_val_samples
     return Scope(
         len(config.seeds),
         min(config.evaluation_samples, there_are) if there_are else config.evaluation_samples,
         winner.config.sample_budget,
-        tuple(sorted({t.config.effective_batch_size for t in full})),
-        max(max(t.config.accumulations) for t in full),
+        tuple(sorted({one.effective_batch_size for one in full})),
+        max(max(one.accumulations) for one in full),
     )

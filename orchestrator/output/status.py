@@ -190,7 +190,7 @@ def _print_head(console: Terminal, config: StudyConfig, study: Study, run_dir: s
     """Print what is said before the stages."""
     recommendation = recommend(config, study)
     console.print(shown(config.name, style="bold"))
-    if not is_driven and not study.is_over(stage.type for stage in config.stages):
+    if not is_driven and not study.is_over(config.stages):
         console.print(shown("stopped: no process runs this study now. To go on:"))
         # Not wrapped: a broken command could not be pasted.
         console.print(shown(f"  {how_to_resume(config, study, run_dir)}"), soft_wrap=True)

@@ -174,7 +174,7 @@ def conclude(context: StageContext[Regularization]) -> Conclusion:
     source, measured, gap = _source(context), _generalisation(context), _gap(context)
     if measured is None or gap is None or not measured.is_wider(gap):
         return concluded(RegularizationFindings(source.id, measured), _nothing_to_mend(measured, gap))
-    ranking = standings([*_seeds_of(context, source), *context.trials()])
+    ranking = standings([*context.study.seeds_of(source), *context.trials()])
     plain = next(one for one in ranking if one.name == source.candidate)
     by_name = {setting.candidate: setting for setting in _settings(context)}
     others = [one for one in ranking if one is not plain]
@@ -196,10 +196,6 @@ def _spread(ranking: Sequence[Standing], num_tried: int) -> float:
     deviation, which is once in six."""
     normal = NormalDist()
     return normal.inv_cdf(normal.cdf(1) ** (1 / num_tried)) * tie_width(ranking)
-
-
-def _seeds_of(context: StageContext[Regularization], trial: Trial) -> list[Trial]:
-    return [one for one in context.study.of_stage(trial.stage) if one.candidate == trial.candidate]
 
 
 def _setting_run(setting: Setting, standing: Standing) -> SettingRun:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from batchscout.orchestrator.config.mode import mode_of
+from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import (
     ClusterReady,
@@ -119,11 +120,16 @@ class Study:
         trials = self.trials.values()
         return any(t.earlier_tries for t in trials) and not any(t.state.ended or t.history for t in trials)
 
-    def is_over(self, stages: Iterable[str]) -> bool:
+    @property
+    def completed_runs(self) -> list[Trial]:
+        """The full runs that completed, of whatever stage."""
+        return [trial for trial in self.trials.values() if trial.is_full_run and trial.state is TrialState.COMPLETE]
+
+    def is_over(self, stages: Iterable[StageKeys]) -> bool:
         """True if all of these stages are concluded, or one has failed: the stages after it would have nothing to go
         by."""
         failed = any(not conclusion.ok for conclusion in self.conclusions.values())
-        return failed or all(stage in self.conclusions for stage in stages)
+        return failed or all(stage.type in self.conclusions for stage in stages)
 
     def of_stage(self, stage: str) -> list[Trial]:
         """Return the stage's trials in the order they were proposed."""
@@ -154,6 +160,10 @@ class Study:
         for trial in self.of_stage(stage):
             found.setdefault(trial.candidate, []).append(trial)
         return found
+
+    def seeds_of(self, trial: Trial) -> list[Trial]:
+        """Return the trials that share its candidate, itself among them, in the order proposed."""
+        return [other for other in self.of_stage(trial.stage) if other.candidate == trial.candidate]
 
     def speed_rivals(self, trial: Trial) -> list[Trial]:
         """Return the trials of its stage that have its effective batch in another split or mode."""

@@ -43,7 +43,7 @@ def status(arguments: argparse.Namespace) -> int:
     def in_a_window(rows: int) -> tuple[str, bool]:
         config, study = _open(place)
         text = status_in_a_window(config, study, quoted(str(place)), is_driven=_is_driven(place), rows=rows)
-        return text, study.is_over(stage.type for stage in config.stages)
+        return text, study.is_over(config.stages)
 
     try:
         watch(in_a_window, lambda: _show_status(place), state)
@@ -59,7 +59,7 @@ def _show_status(place: RunPlace) -> bool:
     with copy_to_read(place) as run_dir:
         config, study = _open(run_dir)
     print_status(config, study, quoted(str(place)), is_driven=_is_driven(place))
-    return study.is_over(stage.type for stage in config.stages)
+    return study.is_over(config.stages)
 
 
 def _is_driven(place: RunPlace) -> bool:
