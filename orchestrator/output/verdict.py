@@ -80,15 +80,10 @@ def _holds_for(config: StudyConfig, study: Study, winner: Trial) -> str:
 
 def _pays_from(config: StudyConfig, study: Study, known: Known | None) -> str:
     """Return what the study cost, and the length of the run from which on it saves more than that; nothing where no time is saved."""
-    if (
-        known is None
-        or known.time is None
-        or known.time.share >= 1
-        or config.objective == "samples"
-        or not study.lane_seconds
-    ):
+    time = known.time if known else None
+    if time is None or time.share >= 1 or config.objective == "samples" or not study.lane_seconds:
         return ""
-    pays = training_time_text(pays_from(study.lane_seconds, known.time.share))
+    pays = training_time_text(pays_from(study.lane_seconds, time.share))
     return f" The study took {training_time_text(study.lane_seconds)} of lane time in all, and pays off for runs of {pays} or more."
 
 
@@ -154,16 +149,14 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
         return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(config, study)}{sure}"
     theirs = _standing(study, baseline, target)
     if known is not None:
-        return _against_own(config, study, winner, known)
+        return _against_own(config, baseline, known, ours, theirs)
     if winner.config.effective_batch_size == baseline.config.effective_batch_size:
         its_rate = "" if winner.candidate == baseline.candidate else f"; {_at_its_rate(ours, theirs, target)}"
-        alone = (
-            "it is the only batch that was tried"
-            if _is_only_batch(study)
-            else "no batch that was tried is better than yours"
-        )
+        findings = found(study, TrainFindings)
+        is_alone = findings is not None and len(findings.batches) == 1
+        alone = "it is the only batch that was tried" if is_alone else "no batch that was tried is better than yours"
         return f"{alone}{its_rate}"
-    return f"{_against(config, ours, theirs, target)}{_cost(config, ours, theirs)}"
+    return _against(config, ours, theirs)
 
 
 def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: HorizonsFindings) -> str:
@@ -190,25 +183,19 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     )
 
 
-def _against_own(config: StudyConfig, study: Study, winner: Trial, known: Known) -> str:
+def _against_own(config: StudyConfig, baseline: Trial, known: Known, ours: Standing, theirs: Standing) -> str:
     """Return what the setting saves against the user's own, as people budget it, and how sure that is."""
-    target, baseline = config.target_loss, baseline_run(study)
-    assert baseline, "what completed is compared with the baseline"
-    ours, theirs = _standing(study, winner, target), _standing(study, baseline, target)
     if known.keeps_own:
         is_good = known.regret_time <= config.useful_gain and len(known.p_best) > 1
         so = ", so the batch is not your bottleneck" if is_good else ""
         return (
             f"{whose(config, baseline)} stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}{so}; it "
-            f"{_ending(ours, target)}{_sure(config, known)}"
+            f"{_ending(ours, config.target_loss)}{_sure(config, known)}"
         )
-    batch = winner.config.effective_batch_size
-    saved = (
-        f"; it reaches {_share_text(config, known.time)}{_parts_text(known.time, batch, baseline)}"
-        if known.time
-        else ""
-    )
-    return f"{_against(config, ours, theirs, target)}{_cost(config, ours, theirs)}{saved}{_sure(config, known)}"
+    saved, batch = "", ours.config.effective_batch_size
+    if known.time:
+        saved = f"; it reaches {_share_text(config, known.time)}{_parts_text(known.time, batch, baseline)}"
+    return f"{_against(config, ours, theirs)}{saved}{_sure(config, known)}"
 
 
 def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
@@ -226,10 +213,7 @@ def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
     ours = _standing(study, winner, config.target_loss)
     if baseline is None:
         return f"not known: it {_ending(ours, config.target_loss)}{_how_the_baseline_ended(config, study)}"
-    theirs = _standing(study, baseline, config.target_loss)
-    return (
-        f"not known in training time: {_against(config, ours, theirs, config.target_loss)}{_cost(config, ours, theirs)}"
-    )
+    return f"not known in training time: {_against(config, ours, _standing(study, baseline, config.target_loss))}"
 
 
 def _share_text(config: StudyConfig, time: TimeGain) -> str:
@@ -248,11 +232,6 @@ def _the_cost(config: StudyConfig) -> str:
     return "the samples" if config.objective == "samples" else "the training time"
 
 
-def _is_only_batch(study: Study) -> bool:
-    findings = found(study, TrainFindings)
-    return bool(findings and len(findings.batches) == 1)
-
-
 def _against_source(config: StudyConfig, study: Study, winner: Trial, change: Change) -> str:
     """Return what the one thing that was changed wins. A ramp was judged as the study judges its runs, a setting by the loss after as many
     samples."""
@@ -265,11 +244,13 @@ def _against_source(config: StudyConfig, study: Study, winner: Trial, change: Ch
     return f"it {_ending(ours, target)}, the same run {same} {_ending(theirs, target)}{cost}, which is more than seeds vary"
 
 
-def _against(config: StudyConfig, ours: Standing, theirs: Standing, target_loss: float | None) -> str:
-    own = _own_text(config, theirs.first)
-    if target_loss is None:
-        return f"val loss {loss_text(ours.val_loss)} against {loss_text(theirs.val_loss)} with {own}"
-    return f"it {_ending(ours, target_loss)}, {own} {_ending(theirs, target_loss)}"
+def _against(config: StudyConfig, ours: Standing, theirs: Standing) -> str:
+    """Return what the two came to, and after what."""
+    own, target = _own_text(config, theirs.first), config.target_loss
+    if target is not None:
+        return f"it {_ending(ours, target)}, {own} {_ending(theirs, target)}{_cost(config, ours, theirs)}"
+    losses = f"val loss {loss_text(ours.val_loss)} against {loss_text(theirs.val_loss)}"
+    return f"{losses} with {own}{_cost(config, ours, theirs)}"
 
 
 def _own_text(config: StudyConfig, own: Trial) -> str:
@@ -279,8 +260,7 @@ def _own_text(config: StudyConfig, own: Trial) -> str:
 
 def _standing(study: Study, trial: Trial, target_loss: float | None) -> Standing:
     """Return how a completed trial and its other seeds ended."""
-    seeds = [one for one in study.of_stage(trial.stage) if one.candidate == trial.candidate]
-    return next(iter(standings(seeds, target_loss) or standings([trial], target_loss)))
+    return next(iter(standings(study.seeds_of(trial), target_loss) or standings([trial], target_loss)))
 
 
 def _ending(standing: Standing, target_loss: float | None) -> str:
@@ -313,7 +293,8 @@ def _cost(config: StudyConfig, ours: Standing, theirs: Standing) -> str:
         return ""
     if config.objective == "samples":
         return " after the same samples"
-    took = [statistics.fmean(known) for one in (ours, theirs) if (known := _training_seconds(one))]
+    seconds = [[trial.metric("train_seconds") for trial in one.trials] for one in (ours, theirs)]
+    took = [statistics.fmean(known) for some in seconds if (known := list(filter(None, some)))]
     if len(took) < 2:
         return " after the same training time"
     if abs(took[0] / took[1] - 1) <= SAME_TIME:
@@ -321,20 +302,13 @@ def _cost(config: StudyConfig, ours: Standing, theirs: Standing) -> str:
     return f", after {training_time_text(took[0])} and {training_time_text(took[1])} of training"
 
 
-def _training_seconds(standing: Standing) -> list[float]:
-    return [seconds for trial in standing.trials if (seconds := trial.metric("train_seconds"))]
-
-
 def _how_the_baseline_ended(config: StudyConfig, study: Study) -> str:
     """Return that the user's own batch and learning rate did not train to their end; nothing where they were not tried."""
     baseline = next((trial for trial in reversed(study.trials.values()) if trial.protected), None)
     if baseline is None:
         return ""
-    return f"; {_own_text(config, baseline)} {_ended(baseline)}"
-
-
-def _ended(trial: Trial) -> str:
-    return "diverged" if trial.cause is Cause.DIVERGED else f"did not finish ({trial.explanation})"
+    ended = "diverged" if baseline.cause is Cause.DIVERGED else f"did not finish ({baseline.explanation})"
+    return f"; {_own_text(config, baseline)} {ended}"
 
 
 def _sure(config: StudyConfig, known: Known) -> str:
