@@ -18,7 +18,7 @@ from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.too_short import TooShort, in_words, out_of_reach
 from batchscout.orchestrator.stages.train import LearningRateFindings, not_run, trained
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import number_text
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.notices import NoticeKind
@@ -47,12 +47,11 @@ def caveats_of(config: StudyConfig, study: Study, winner: Trial, nearest: Trial,
         f"the study's runs are too short for {in_words(short)}" if short else "",
         f"it is the {edge}" if edge else "",
         RATE_ON_EDGE if is_on_edge(config, study, winner) else "",
+        _splits_differ(study),
     ]
     measured = f"measured with {scope_of(config, study, winner)}"
     if asks_for_the_length(config, study, winner):
         measured += "; for a longer run, give real_run.samples"
-    if split := _splits_differ(study):
-        limits.append(split)
     evidence, run = _of_the_evidence(config, study, nearest), _of_the_run(config, study, nearest, trial)
     return tuple(filter(None, [*evidence, *limits, *run, measured]))
 
@@ -70,12 +69,9 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
         warnings.append(
             f"your own effective batch {own} was not run; figures are against {baseline.config.effective_batch_size}, the nearest that was"
         )
-    if died := lane_deaths_text(study):
-        warnings.append(died)
-    if flat := _hardly_trains(config, study):
-        warnings.append(flat)
-    if carried := not_carried(config, study, nearest):
-        warnings.append(carried)
+    warnings += filter(
+        None, [lane_deaths_text(study), _hardly_trains(config, study), not_carried(config, study, nearest)]
+    )
     if busy := _busy_stages(study):
         warnings.append(
             f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and these speeds decide which batches "
@@ -149,7 +145,7 @@ HARDLY = 1e-3
 
 def _hardly_trains(config: StudyConfig, study: Study) -> str:
     """Return that no full run's loss changes; empty where one does, or none was evaluated twice."""
-    runs = [trial for trial in study.trials.values() if trial.is_full_run and trial.state is TrialState.COMPLETE]
+    runs = study.completed_runs
     curves = [[loss for point in trial.history if (loss := point.get("val_loss")) is not None] for trial in runs]
     changes = [(max(losses) - min(losses)) / abs(losses[0]) for losses in curves if len(losses) > 1 and losses[0]]
     if not changes or max(changes) >= HARDLY:
@@ -234,11 +230,11 @@ def worth_a_longer_run(config: StudyConfig, study: Study) -> list[TooShort]:
     reached = [rate for size, rate in frontier.rates.items() if size * config.world_size not in short]
     fastest = MUCH_FASTER * max(reached, default=0.0)
     return [
-        short[size * config.world_size]
+        one
         for size, rate in frontier.rates.items()
-        if size * config.world_size in short
+        if (one := short.get(size * config.world_size)) is not None
         and rate > fastest
-        and (config.real_run is None or short[size * config.world_size].sample_budget < config.real_run.samples)
+        and (config.real_run is None or one.sample_budget < config.real_run.samples)
     ]
 
 

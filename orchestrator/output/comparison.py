@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from batchscout.orchestrator.output.rows import labelled_lines, table_lines
 from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.terminal import printable
 from batchscout.orchestrator.units import bytes_text, rate_text, share_text
 from batchscout.trainers.files import quoted
 from batchscout.trainers.metrics import metric_of
@@ -104,9 +103,10 @@ def read_sides(first: Path, second: Path) -> tuple[Side, Side]:
 
 
 def compared(first: Side, second: Side) -> Comparison:
+    both_answer = first.recommendation is not None and second.recommendation is not None
     return Comparison(
         labels=(first.label, second.label),
-        same_answer=_same_answer(first, second),
+        same_answer=not _settings_that_differ(first, second) if both_answer else None,
         agreement=agreement(first, second),
         verdicts=(first.verdict, second.verdict),
         answers=_differences(first, second, _answers),
@@ -126,12 +126,6 @@ def _differences(
     )
 
 
-def _same_answer(first: Side, second: Side) -> bool | None:
-    if first.recommendation is None or second.recommendation is None:
-        return None
-    return not _settings_that_differ(first, second)
-
-
 def _settings_that_differ(first: Side, second: Side) -> list[str]:
     one, other = _answers(first), _answers(second)
     return [key for key in {**one, **other} if key not in (*SURE, *MEASURED) and one.get(key) != other.get(key)]
@@ -146,20 +140,16 @@ def agreement(first: Side, second: Side) -> str:
     differ = _settings_that_differ(first, second)
     if not differ:
         return "Both recommend the same."
-    batch = (
-        f"the effective batch goes from {one.effective_batch_size} to {other.effective_batch_size}"
-        if one.effective_batch_size != other.effective_batch_size
-        else f"the effective batch stays {one.effective_batch_size}"
-    )
-    rate = (
-        f"the learning rate goes from {one.learning_rate:.3g} to {other.learning_rate:.3g}"
-        if one.learning_rate != other.learning_rate
-        else f"the learning rate stays {one.learning_rate:.3g}"
-    )
+    batch = _moved("the effective batch", one.effective_batch_size, other.effective_batch_size, "d")
+    rate = _moved("the learning rate", one.learning_rate, other.learning_rate, ".3g")
     is_one_setting = one.effective_batch_size == other.effective_batch_size and one.learning_rate == other.learning_rate
     beside = f"; what differs is {', '.join(differ)}" if is_one_setting else ""
     doubt = _doubt_of_batches(one, other) or _doubt_of_rates(first, second, one, other)
     return f"The answer differs: {batch}, {rate}{beside}. {doubt}".strip()
+
+
+def _moved(what: str, one: float, other: float, form: str) -> str:
+    return f"{what} stays {one:{form}}" if one == other else f"{what} goes from {one:{form}} to {other:{form}}"
 
 
 def _doubt_of_batches(one: Recommendation, other: Recommendation) -> str:
@@ -249,15 +239,9 @@ def print_comparison(both: Comparison) -> None:
         "the machine and the data": both.machine_and_data,
         "the study files": both.study_files,
     }
-    _print_lines(console, labelled_lines(verdicts, console.width, indent=0))
+    console.print_lines(labelled_lines(verdicts, console.width, indent=0))
     for title, differences in told.items():
         console.print(shown(f"\n{title}{'' if differences else ': no difference'}", style="bold"))
         if differences:
             rows = [(one.name, *one.texts) for one in differences]
-            _print_lines(console, table_lines(("", *both.labels), rows, console.width))
-
-
-def _print_lines(console: Terminal, lines: Iterable[str]) -> None:
-    """Print lines that have their width already."""
-    for line in lines:
-        console.file.write(printable(line) + "\n")
+            console.print_lines(table_lines(("", *both.labels), rows, console.width))

@@ -25,7 +25,6 @@ from batchscout.orchestrator.study.history import Change, history_of
 from batchscout.orchestrator.study.run_directory import trial_directory
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
-from batchscout.orchestrator.terminal import printable
 from batchscout.orchestrator.units import bytes_text, counted, number_text, seconds_text
 from batchscout.trainers.files import own_file, quoted
 
@@ -158,7 +157,7 @@ def _notes(study: Study, trial: Trial) -> Iterator[str]:
         yield f"it was predicted to take {bytes_text(memory)}"
     if rate is not None:
         yield f"its sample budget was made for {rate:,.3g} samples/s"
-    seeds = [one for one in study.candidates(trial.stage).get(trial.candidate, ()) if one.id != trial.id]
+    seeds = [one for one in study.seeds_of(trial) if one.id != trial.id]
     if proposal.protected:
         yield "it is never cut for being slower or worse than others"
     if proposal.control:
@@ -251,8 +250,7 @@ def print_explanation(told: Explanation, state: str) -> None:
     console.print(shown(f"{told.trial}: {state}", style="bold"))
     for title, lines in _sections(told, console.width):
         console.print(shown(f"\n{title}", style="bold"))
-        for line in lines:
-            console.file.write(printable(line) + "\n")
+        console.print_lines(lines)
 
 
 def _sections(told: Explanation, width: int) -> Iterator[tuple[str, list[str]]]:

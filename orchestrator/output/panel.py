@@ -42,7 +42,8 @@ class Panel:
 
     def drawn(self) -> RenderableType:
         """Return what is drawn now, after removing what rich does not know to be there."""
-        self._console.control(_erase_above(rows_broken_off(self._widths, self._console.width)))
+        above = rows_broken_off(self._widths, self._console.width)
+        self._console.control(Control(*[(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * above))
         drawn = self._render()
         lines = self._console.render_lines(drawn, pad=False)
         self._widths = [Segment.get_line_length(line) for line in lines]
@@ -52,7 +53,3 @@ class Panel:
 def rows_broken_off(widths: list[int], columns: int) -> int:
     """Return by how many rows lines of these widths take more than a row each, in a window of so many columns."""
     return sum(max(0, -(-width // columns) - 1) for width in widths)
-
-
-def _erase_above(num_rows: int) -> Control:
-    return Control(*[(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * num_rows)

@@ -58,16 +58,15 @@ def print_plan(
         console.print(shown(f"{keys.type}: {type(keys).__doc__}", style="bold"))
         for line in stage_of(keys).describe(StageContext(keys, config, study)):
             console.print_indented(line)
-    if left_open := left_open_text(config, given_of(config)):
-        console.print(shown(left_open))
-    if by_tokens := _micro_batches(config, facts):
-        console.print(shown(by_tokens))
+    for line in filter(None, [left_open_text(config, given_of(config)), _micro_batches(config, facts)]):
+        console.print(shown(line))
     if predicted and predicted.memory:
         console.print(shown(_MEMORY_TITLE, style="bold"))
         console.print(predicted.memory)
     if full_runs and not any(line.startswith("cost: at most") for line in told):
-        runs = f"at most {counted(full_runs, 'full run')} of {_run_cost(config)}, beside the short probes"
-        console.print(shown(runs))
+        samples = f"{config.sample_budget:,} samples"
+        each = samples if config.objective == "samples" else f"the time in which the baseline takes {samples}"
+        console.print(shown(f"at most {counted(full_runs, 'full run')} of {each}, beside the short probes"))
     if beyond:
         console.print(
             shown(
@@ -117,12 +116,6 @@ def _placement(config: StudyConfig) -> str:
     return "; ".join(said)
 
 
-def _run_cost(config: StudyConfig) -> str:
-    """Return what a full run takes: under `objective: samples` all take as many, else as long as the baseline."""
-    samples = f"{config.sample_budget:,} samples"
-    return samples if config.objective == "samples" else f"the time in which the baseline takes {samples}"
-
-
 MOST_ROWS = 6
 """Of the table: each kind of activation checkpointing, and again with a memory knob. The report has all that are measured."""
 _MEMORY_TITLE = "predicted peak memory in MiB (of eager code; compiled code differs until it is measured)"
@@ -141,10 +134,7 @@ def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
     if not full_runs:
         return []
     if facts.pass_seconds is not None:
-        rate, why = (
-            samples_per_second(config, facts.pass_seconds),
-            "by eager passes timed just now",
-        )
+        rate, why = samples_per_second(config, facts.pass_seconds), "by eager passes timed just now"
     else:
         try:
             rate, why = _predicted_rate(config)

@@ -77,14 +77,11 @@ class Progress(Observer):
         self._event(trial)
 
     def progressed(self, trial: Trial, metrics: Metrics) -> None:
-        self._heard(trial, metrics)
-
-    def evaluated(self, trial: Trial, metrics: Metrics) -> None:
-        self._heard(trial, metrics)
-
-    def _heard(self, trial: Trial, metrics: Metrics) -> None:
         self._heard_of.add(trial.id)
         self._latest[trial.id] = metrics
+
+    def evaluated(self, trial: Trial, metrics: Metrics) -> None:
+        self.progressed(trial, metrics)
 
     def waits(self, trial: Trial) -> None:
         self._started_at.pop(trial.id, None)

@@ -19,6 +19,7 @@ from batchscout.orchestrator.output.scope import Scope, scope_of
 from batchscout.orchestrator.output.verdict import micro_batch_tokens, verdict
 from batchscout.orchestrator.stages import change_of, stage_of
 from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.curves import last_loss
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.horizons import HorizonsFindings, as_recommended, nearest_run
@@ -252,7 +253,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         compile=trial.compile,
         precision=trial.precision,
         allow_tf32=True if trial.allow_tf32 and trial.precision == "float32" else None,
-        cross_entropy=_unusual_cross_entropy(trial),
+        cross_entropy=None if (kind := mode_of(trial).cross_entropy) == "whole" else kind,
         parallel="fsdp" if with_settings(trial).parallel == "fsdp" else None,
         batch_norm=_batch_norm(study, trial),
         ema_half_life_samples=trial.ema_half_life_samples,
@@ -281,7 +282,9 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         complete=all(stage.type in study.conclusions for stage in config.stages),
         evidence=_evidence(study, nearest),
         alternatives=_alternatives(config, study, nearest),
-        ruled_out=_ruled_out(study),
+        ruled_out=tuple(
+            RuledOut(one.id, one.state, one.explanation) for one in study.trials.values() if one.state.ruled_out
+        ),
     )
 
 
@@ -290,11 +293,6 @@ def _script(config: StudyConfig) -> Script | None:
         return None
     told = config.model.kwargs
     return Script(told["script"], tuple(told.get("args", ())), told.get("flags", {}), told.get("factors", {}))
-
-
-def _unusual_cross_entropy(trial: TrialConfig) -> CrossEntropy | None:
-    kind = mode_of(trial).cross_entropy
-    return None if kind == "whole" else kind
 
 
 def _batch_norm(study: Study, trial: TrialConfig) -> BatchNorm | None:
@@ -313,7 +311,8 @@ def _winner(config: StudyConfig, study: Study) -> Trial | None:
 
 def _evidence(study: Study, winner: Trial) -> Evidence:
     frontier = found(study, FrontierFindings)
-    limit, peak = frontier.limit_bytes if frontier else None, _whole(winner.metric("peak_memory_bytes"))
+    limit, measured = frontier.limit_bytes if frontier else None, winner.metric("peak_memory_bytes")
+    peak = None if measured is None else int(measured)
     margin = limit - peak if limit and peak is not None else None
     return Evidence(
         trial=winner.id,
@@ -355,10 +354,6 @@ def _noise(winner: Trial, key: str) -> float | None:
     return winner.metric(key if winner.metric(_AT) is None else f"snapshot_{key}")
 
 
-def _whole(num_bytes: float | None) -> int | None:
-    return None if num_bytes is None else int(num_bytes)
-
-
 def _memory_text(peak: int | None, limit: int | None) -> str | None:
     if not limit or peak is None:
         return None
@@ -389,14 +384,7 @@ def _peak_notes(study: Study, winner: Trial) -> list[str]:
 def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alternative, ...]:
     """Return the other full runs that finished, the best first."""
     training = [stage.type for stage in config.stages if stage_of(stage).trains_candidates]
-    others = [
-        trial
-        for trial in study.trials.values()
-        if trial.stage in training
-        and trial.is_full_run
-        and trial.state is TrialState.COMPLETE
-        and trial.id != winner.id
-    ]
+    others = [trial for trial in study.completed_runs if trial.stage in training and trial.id != winner.id]
     return tuple(
         Alternative(
             trial=t.id,
@@ -408,18 +396,8 @@ def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alt
             tokens_per_second=t.metric("tokens_per_second"),
             generalisation_gap=t.metric("generalisation_gap"),
         )
-        for t in sorted(others, key=_loss)
+        for t in sorted(others, key=last_loss)
     )
-
-
-def _loss(trial: Trial) -> float:
-    loss = trial.metric("val_loss")
-    return float("inf") if loss is None else loss
-
-
-def _ruled_out(study: Study) -> tuple[RuledOut, ...]:
-    out = (trial for trial in study.trials.values() if trial.state.ruled_out)
-    return tuple(RuledOut(trial.id, trial.state, trial.explanation) for trial in out)
 
 
 def write_recommendation(path: Path, recommendation: Recommendation | None) -> None:

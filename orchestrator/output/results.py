@@ -40,18 +40,18 @@ def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
     recommendation = write_results(config, run_dir, study)
     failed = next((conclusion for conclusion in study.conclusions.values() if not conclusion.ok), None)
     remedy = _remedy(run_dir, study)
+    trainer = first_trainer(config, study.facts.own_run) if recommendation else None
     if failed is not None:
         return Ending(
             2 if failed.bad_input else 1,
             f"{failed.stage}: {failed.reason}\n{remedy or _without_a_failure(config, failed, study)}",
-            trainer=first_trainer(config, study.facts.own_run) if recommendation else None,
+            trainer=trainer,
         )
     done = "\n".join(f"{conclusion.stage}: {conclusion.reason}" for conclusion in study.conclusions.values())
     found = "" if recommendation else done or "the study has no result yet"
     said = "\n".join(filter(None, [found, _OUT_OF_BUDGET if kept_by_the_budget(config, study) else "", remedy]))
     wants_one = any(stage_of(stage).trains_candidates for stage in config.stages)
     exit_code = 1 if remedy or (wants_one and recommendation is None) else 0
-    trainer = first_trainer(config, study.facts.own_run) if recommendation else None
     return Ending(exit_code, said, recommendation.answer if recommendation else None, trainer)
 
 

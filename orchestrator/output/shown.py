@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
@@ -42,6 +43,11 @@ class Terminal(Console):
             self.print(shown(" " * indent + text, style))
         else:
             self.print(Padding(shown(text, style), (0, 0, 0, indent), expand=False))
+
+    def print_lines(self, lines: Iterable[str]) -> None:
+        """Print lines that have their width already."""
+        for line in lines:
+            self.file.write(printable(line) + "\n")
 
     def on_broken_pipe(self) -> None:
         leave_dead_terminal()

@@ -94,12 +94,13 @@ def _worth_showing(trials: Sequence[Trial], winner: str | None) -> Sequence[Tria
     """Return all trials, or as many as one figure shows: the winner, and those whose last loss is the lowest."""
     if len(trials) <= MOST_CURVES:
         return trials
-    best = heapq.nsmallest(MOST_CURVES, trials, key=lambda trial: (trial.id != winner, _last_loss(trial)))
+    best = heapq.nsmallest(MOST_CURVES, trials, key=lambda trial: (trial.id != winner, last_loss(trial)))
     kept = {trial.id for trial in best}
     return [trial for trial in trials if trial.id in kept]
 
 
-def _last_loss(trial: Trial) -> float:
+def last_loss(trial: Trial) -> float:
+    """Return it as one compares it: without one, a trial comes last."""
     loss = trial.metric("val_loss")
     return math.inf if loss is None else loss
 
