@@ -7,6 +7,7 @@ from batchscout.orchestrator.output.exports.notes import (
     checkpointing_note,
     comments,
     header_of,
+    no_key_note,
     shards_note,
     text_of,
     tokens_note,
@@ -18,9 +19,8 @@ from batchscout.orchestrator.output.recommendation import Recommendation
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 
 
-def written(recommendation: Recommendation) -> str:
+def written(r: Recommendation) -> str:
     """Return a loop, since Accelerate has no other place for it: its gradient is the study's, whatever samples hold."""
-    r = recommendation
     return text_of(
         [
             *comments([*header_of(r), *groups_note(r), *_notes(r)]),
@@ -103,17 +103,10 @@ def _notes(r: Recommendation) -> list[str]:
             "the loop below takes as many micro-batches in each step; with a batch_sampler that cuts them by tokens, set accumulation to the "
             "step's own number",
         ),
-        *_checkpointing_notes(r),
+        *(
+            checkpointing_note(r, "Accelerate", "FSDP's own is full: slower, and less memory")
+            if r.parallel == "fsdp"
+            else no_key_note(r, "Accelerate")
+        ),
         *shards_note(r, "name your blocks' class in the plugin's transformer_cls_names_to_wrap"),
-    ]
-
-
-def _checkpointing_notes(r: Recommendation) -> list[str]:
-    if r.parallel == "fsdp":
-        return checkpointing_note(r, "Accelerate", "FSDP's own is full: slower, and less memory")
-    if r.activation_checkpointing == "none":
-        return []
-    return [
-        f"Accelerate has no key for activation_checkpointing ({r.activation_checkpointing}): wrap the blocks of your model in "
-        "torch.utils.checkpoint"
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import yaml
 from pydantic import JsonValue
 
-from batchscout.orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
+from batchscout.orchestrator.output.exports.counted import max_steps, warmup_steps
+from batchscout.orchestrator.output.exports.hf import OPTIMIZERS, schedule_keys
 from batchscout.orchestrator.output.exports.notes import (
     cannot_be_said,
     checkpointing_note,
@@ -21,19 +22,17 @@ from batchscout.orchestrator.output.exports.notes import (
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import OptimizerConfig
 
-_OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit", "adamw_4bit": "adamw_torch_4bit"}
 
-
-def written(recommendation: Recommendation) -> str:
+def written(r: Recommendation) -> str:
     """Return keys to put in place of those of your file that have the same names; base_model and datasets stay yours."""
-    r, lost = without_ramp(recommendation, "axolotl")
+    r, lost = without_ramp(r, "axolotl")
     keys: dict[str, JsonValue] = {
         "micro_batch_size": r.micro_batch_size,
         "gradient_accumulation_steps": r.gradient_accumulation_steps,
         "max_steps": max_steps(r),
         "learning_rate": r.learning_rate,
         "warmup_steps": warmup_steps(r),
-        **_schedule(r),
+        **schedule_keys(r, "lr_scheduler"),
         **_optimizer(r.optimizer),
         "bf16": r.precision == "bfloat16",
         "fp16": r.precision == "float16",
@@ -49,15 +48,6 @@ def written(recommendation: Recommendation) -> str:
     return text_of([*comments([*header_of(r), *lost, *_notes(r)]), text])
 
 
-def _schedule(r: Recommendation) -> dict[str, JsonValue]:
-    if r.schedule.type == "cosine":
-        return {"lr_scheduler": "cosine"}
-    if steps := decay_steps(r):
-        kwargs: dict[str, JsonValue] = {"num_decay_steps": steps, "decay_type": "linear"}
-        return {"lr_scheduler": "warmup_stable_decay", "lr_scheduler_kwargs": kwargs}
-    return {"lr_scheduler": "constant_with_warmup"}
-
-
 def _optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
     shared: dict[str, JsonValue] = {
         "weight_decay": optimizer.weight_decay,
@@ -67,11 +57,11 @@ def _optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
         # transformers takes the SGD's own keys from optim_args alone.
         own: dict[str, JsonValue] = {"momentum": optimizer.betas[0], "weight_decay": optimizer.weight_decay}
         return {"optimizer": "sgd", "optim_args": own, **shared}
-    if optimizer.type not in _OPTIMIZERS:
+    if optimizer.type not in OPTIMIZERS:
         return shared
     beta1, beta2 = optimizer.betas
     named: dict[str, JsonValue] = {"adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": optimizer.eps}
-    return {"optimizer": _OPTIMIZERS[optimizer.type], **named, **shared}
+    return {"optimizer": OPTIMIZERS[optimizer.type], **named, **shared}
 
 
 _ADAPTERS = {
@@ -116,7 +106,7 @@ def _notes(r: Recommendation) -> list[str]:
         *checkpointing_note(r, "axolotl", "gradient_checkpointing: true is full: slower, and less memory"),
         *shards_note(r, "name your blocks' class in fsdp_config.transformer_layer_cls_to_wrap"),
     ]
-    if r.optimizer.type not in (*_OPTIMIZERS, "sgd") or r.optimizer.kwargs:
+    if r.optimizer.type not in (*OPTIMIZERS, "sgd") or r.optimizer.kwargs:
         notes.append(
             f"{cannot_be_said(r.optimizer, 'axolotl')} with the study's arguments: set optimizer and optim_args by hand"
         )

@@ -9,10 +9,10 @@ from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import num_steps
 
 
-def as_long_as_the_real_run(recommendation: Recommendation) -> Recommendation:
+def as_long_as_the_real_run(r: Recommendation) -> Recommendation:
     """Return the run to make: as long as the answer was carried to, or else as the real run, or as what the study took under `from`; as
     long as the study's own where none of these is known."""
-    r, real = recommendation, recommendation.real_run
+    real = r.real_run
     if real is not None:
         return replace(r, sample_budget=real.samples) if r.ramp else r
     samples = r.own_run.samples if r.own_run else None
@@ -23,32 +23,31 @@ def as_long_as_the_real_run(recommendation: Recommendation) -> Recommendation:
     return replace(r, sample_budget=samples, warmup_samples=round(shorter * r.warmup_samples))
 
 
-def steps_of(samples: int, recommendation: Recommendation) -> int:
+def steps_of(samples: int, r: Recommendation) -> int:
     """Return the optimizer steps that reach so many samples."""
-    return num_steps(samples, batches_of(recommendation))
+    return num_steps(samples, batches_of(r))
 
 
-def batches_of(recommendation: Recommendation) -> list[tuple[int, int]]:
+def batches_of(r: Recommendation) -> list[tuple[int, int]]:
     """Return the sample count at which each phase begins, and its effective batch."""
-    r = recommendation
     per_accumulation_step = r.micro_batch_size * r.world_size
     grown = [(p.from_samples, p.gradient_accumulation_steps * per_accumulation_step) for p in r.ramp or ()]
     return [(0, r.effective_batch_size), *grown]
 
 
-def max_steps(recommendation: Recommendation) -> int:
-    return steps_of(recommendation.sample_budget, recommendation)
+def max_steps(r: Recommendation) -> int:
+    return steps_of(r.sample_budget, r)
 
 
-def warmup_steps(recommendation: Recommendation) -> int:
-    return steps_of(recommendation.warmup_samples, recommendation)
+def warmup_steps(r: Recommendation) -> int:
+    return steps_of(r.warmup_samples, r)
 
 
-def decay_steps(recommendation: Recommendation) -> int:
+def decay_steps(r: Recommendation) -> int:
     """Return the steps of the linear anneal; 0 where the schedule has none."""
-    schedule, budget = recommendation.schedule, recommendation.sample_budget
+    schedule, budget = r.schedule, r.sample_budget
     if schedule.type != "warmup_stable_decay":
         return 0
-    if recommendation.ramp:
-        return max_steps(recommendation) - steps_of(math.floor((1 - schedule.decay) * budget), recommendation)
-    return steps_of(math.ceil(schedule.decay * budget), recommendation)
+    if r.ramp:
+        return max_steps(r) - steps_of(math.floor((1 - schedule.decay) * budget), r)
+    return steps_of(math.ceil(schedule.decay * budget), r)

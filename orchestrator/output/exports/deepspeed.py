@@ -11,9 +11,8 @@ from batchscout.orchestrator.output.exports.notes import cannot_be_said, header_
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
-def written(recommendation: Recommendation) -> str:
+def written(r: Recommendation) -> str:
     """Return valid JSON. It has no comments: they stand under `_batchscout`, a key that DeepSpeed ignores."""
-    r = recommendation
     config: dict[str, JsonValue] = {
         "_batchscout": [*header_of(r), *_deepspeed_notes(r)],
         "train_batch_size": r.effective_batch_size,
@@ -37,26 +36,25 @@ _DEEPSPEED_CHECKPOINTING: dict[str, JsonValue] = {
 }
 
 
-def _deepspeed_optimizer(recommendation: Recommendation) -> dict[str, JsonValue]:
-    optimizer = recommendation.optimizer
-    params: dict[str, JsonValue] = {"lr": recommendation.learning_rate, "weight_decay": optimizer.weight_decay}
+def _deepspeed_optimizer(r: Recommendation) -> dict[str, JsonValue]:
+    optimizer = r.optimizer
+    params: dict[str, JsonValue] = {"lr": r.learning_rate, "weight_decay": optimizer.weight_decay}
     if optimizer.type == "sgd":
         return {"type": "SGD", "params": params | {"momentum": optimizer.betas[0]}}
     # Of another one this is only the nearest: the notes say so.
     return {"type": "AdamW", "params": params | {"betas": list(optimizer.betas), "eps": optimizer.eps}}
 
 
-def _deepspeed_schedule(recommendation: Recommendation) -> dict[str, JsonValue]:
-    warmup = {"warmup_num_steps": max(1, warmup_steps(recommendation)), "warmup_type": "linear"}
-    if recommendation.schedule.type == "cosine":
-        params = {"total_num_steps": max_steps(recommendation), "warmup_min_ratio": 0.0, "cos_min_ratio": 0.0}
+def _deepspeed_schedule(r: Recommendation) -> dict[str, JsonValue]:
+    warmup = {"warmup_num_steps": max(1, warmup_steps(r)), "warmup_type": "linear"}
+    if r.schedule.type == "cosine":
+        params = {"total_num_steps": max_steps(r), "warmup_min_ratio": 0.0, "cos_min_ratio": 0.0}
         return {"type": "WarmupCosineLR", "params": params | warmup}
-    rates = {"warmup_min_lr": 0.0, "warmup_max_lr": recommendation.learning_rate}
+    rates = {"warmup_min_lr": 0.0, "warmup_max_lr": r.learning_rate}
     return {"type": "WarmupLR", "params": rates | warmup}
 
 
-def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
-    r = recommendation
+def _deepspeed_notes(r: Recommendation) -> list[str]:
     notes = [
         f"DeepSpeed takes no number of steps: end your loop after {max_steps(r)} optimizer steps",
         "DeepSpeed decays every parameter; the study decayed those of two or more dimensions: pass it two groups",
@@ -93,9 +91,8 @@ def _deepspeed_notes(recommendation: Recommendation) -> list[str]:
     return notes
 
 
-def _deepspeed_ramp(recommendation: Recommendation) -> list[str]:
+def _deepspeed_ramp(r: Recommendation) -> list[str]:
     """Return the calls that let the batch grow."""
-    r = recommendation
     return [
         f"the batch grows: after optimizer step {steps_of(samples, r)} call engine.set_train_batch_size({batch}), and from "
         f"there on set the learning rate to {phase.learning_rate / r.learning_rate:.6g} x what the schedule says"

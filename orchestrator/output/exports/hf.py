@@ -25,8 +25,8 @@ from batchscout.trainers.config import OptimizerConfig
 from batchscout.trainers.sources.settings import GROUPS
 
 
-def written(recommendation: Recommendation) -> str:
-    r, lost = without_ramp(recommendation, "TrainingArguments")
+def written(r: Recommendation) -> str:
+    r, lost = without_ramp(r, "TrainingArguments")
     keys = arguments_of(r, "transformers")
     if r.activation_checkpointing == "none":
         del keys["gradient_checkpointing"]
@@ -115,50 +115,48 @@ def launch_notes(r: Recommendation) -> list[str]:
     return [f"start it with: torchrun --nproc_per_node={r.world_size} train.py"]
 
 
-def arguments_notes(recommendation: Recommendation, target: str, library: Library) -> list[str]:
+def arguments_notes(r: Recommendation, target: str, library: Library) -> list[str]:
     """Return what these arguments cannot say. target: what they are called."""
-    own, notes = own_arguments(recommendation, library), list[str]()
+    own, notes = own_arguments(r, library), list[str]()
     if own:
         notes.append(f"these are your Trainer's {target} with other numbers: replace yours with them")
-    if own and recommendation.own_run and recommendation.own_run.not_plain:
-        notes.append(
-            f"{', '.join(recommendation.own_run.not_plain)}: add yours, whose values cannot be written as text"
-        )
+    if own and r.own_run and r.own_run.not_plain:
+        notes.append(f"{', '.join(r.own_run.not_plain)}: add yours, whose values cannot be written as text")
     if not own:
         notes.append(
             "the study's weights were float32: where you load the model by from_pretrained, give it dtype=torch.float32"
         )
-        if recommendation.optimizer.weight_decay:
+        if r.optimizer.weight_decay:
             notes.append(
                 "the study decayed the parameters of two or more dimensions; transformers goes by names, and decays all but biases and norms"
             )
-    if not _goes_by_epochs(recommendation, own):
-        notes += passes_note(recommendation, target)
-    factor = recommendation.own_run.rate_factor if own and recommendation.own_run else 1.0
+    if not _goes_by_epochs(r, own):
+        notes += passes_note(r, target)
+    factor = r.own_run.rate_factor if own and r.own_run else 1.0
     if factor is None:
         notes.append(
             f"your Trainer is given its optimizer, which {target} do not change: give its first parameter group the learning rate "
-            f"{recommendation.learning_rate:.6g}, and the others as many times theirs"
+            f"{r.learning_rate:.6g}, and the others as many times theirs"
         )
     elif abs(factor - 1) > 1e-6:
         notes.append(
-            f"the learning rate {recommendation.learning_rate:.6g} is that of your first parameter group, which has learning_rate / {factor:.4g}"
+            f"the learning rate {r.learning_rate:.6g} is that of your first parameter group, which has learning_rate / {factor:.4g}"
         )
-    notes += checkpointing_note(recommendation, target, "gradient_checkpointing=True is full: slower, and less memory")
-    if not _keeps_schedule(recommendation, own):
-        notes += table_note(recommendation, target)
-    optimizer, is_its_own = recommendation.optimizer, own and recommendation.optimizer.param_groups == GROUPS
+    notes += checkpointing_note(r, target, "gradient_checkpointing=True is full: slower, and less memory")
+    if not _keeps_schedule(r, own):
+        notes += table_note(r, target)
+    optimizer, is_its_own = r.optimizer, own and r.optimizer.param_groups == GROUPS
     if not is_its_own and (optimizer.type in ("muon", "adafactor", "own") or optimizer.kwargs):
         notes.append(
             f"{cannot_be_said(optimizer, target)}: build it yourself, and hand it to the Trainer, "
             "optimizers=(optimizer, schedule)"
         )
     notes += tokens_note(
-        recommendation,
+        r,
         f"{target} has no budget of tokens; train_sampling_strategy='batch_rebalance' is the nearest, it evens out the padding "
         "of a step's micro-batches and keeps their number (older transformers: group_by_length=True, which also changes the order)",
     )
-    if recommendation.activation_checkpointing != "none":
+    if r.activation_checkpointing != "none":
         notes.append(
             "gradient_checkpointing is also called activation_checkpointing from transformers 5.23 on, and only that from 6 on"
         )
@@ -185,13 +183,17 @@ def _keeps_schedule(r: Recommendation, own: Mapping[str, JsonValue]) -> bool:
 def _schedule(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     if _keeps_schedule(r, own):
         return _own_schedule(r, own)
-    warmup: dict[str, JsonValue] = {"warmup_steps": warmup_steps(r)}
+    return schedule_keys(r, "lr_scheduler_type") | {"warmup_steps": warmup_steps(r)}
+
+
+def schedule_keys(r: Recommendation, key: str) -> dict[str, JsonValue]:
+    """Return the schedule as transformers knows it. key: what its name stands under."""
     if r.schedule.type == "cosine":
-        return {"lr_scheduler_type": "cosine", **warmup}
+        return {key: "cosine"}
     if steps := decay_steps(r):
-        kwargs = {"num_decay_steps": steps, "decay_type": "linear"}
-        return {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": kwargs, **warmup}
-    return {"lr_scheduler_type": "constant_with_warmup", **warmup}
+        kwargs: dict[str, JsonValue] = {"num_decay_steps": steps, "decay_type": "linear"}
+        return {key: "warmup_stable_decay", "lr_scheduler_kwargs": kwargs}
+    return {key: "constant_with_warmup"}
 
 
 def _own_schedule(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -214,12 +216,15 @@ def _own_schedule(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, 
     return {**of_type, **({"warmup_steps": steps(own["warmup_steps"])} if "warmup_steps" in own else {})}
 
 
+OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit", "adamw_4bit": "adamw_torch_4bit"}
+"""What transformers calls them."""
+
+
 def _optimizer(optimizer: OptimizerConfig, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return which optimizer it is and its numbers; own: what the Trainer was made with whose optimizer it may be."""
     is_its_own = bool(own) and optimizer.param_groups == GROUPS
-    clipped: dict[str, JsonValue] = {
-        "max_grad_norm": optimizer.max_gradient_norm or 0.0
-    }  # transformers' word for never
+    # 0 is transformers' word for never.
+    clipped: dict[str, JsonValue] = {"max_grad_norm": optimizer.max_gradient_norm or 0.0}
     if is_its_own and optimizer.type == "own":
         return {name: own[name] for name in ("optim", "optim_args", *_NUMBERS) if name in own} | clipped
     beta1, beta2 = optimizer.betas
@@ -227,12 +232,11 @@ def _optimizer(optimizer: OptimizerConfig, own: Mapping[str, JsonValue]) -> dict
     if optimizer.type == "sgd":
         # transformers takes the SGD's own keys from optim_args alone.
         return {"optim": "sgd", "optim_args": f"momentum={beta1},weight_decay={optimizer.weight_decay}", **shared}
-    names = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_torch_8bit", "adamw_4bit": "adamw_torch_4bit"}
-    if optimizer.type not in names:
+    if optimizer.type not in OPTIMIZERS:
         return shared
     its_name = {name: own[name] for name in ("optim", "optim_args") if name in own and optimizer.type == "adamw"}
     return {
-        "optim": names[optimizer.type],
+        "optim": OPTIMIZERS[optimizer.type],
         "adam_beta1": beta1,
         "adam_beta2": beta2,
         "adam_epsilon": optimizer.eps,

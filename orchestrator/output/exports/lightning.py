@@ -9,6 +9,7 @@ from batchscout.orchestrator.output.exports.counted import batches_of, max_steps
 from batchscout.orchestrator.output.exports.notes import (
     comments,
     header_of,
+    no_key_note,
     passes_note,
     shards_note,
     text_of,
@@ -22,10 +23,8 @@ from batchscout.trainers.config import OptimizerConfig
 from batchscout.trainers.sources.settings import GROUPS
 
 
-def written(recommendation: Recommendation) -> str:
-    r, lost = (
-        (recommendation, []) if _can_grow_in_lightning(recommendation) else without_ramp(recommendation, "Lightning")
-    )
+def written(r: Recommendation) -> str:
+    r, lost = (r, []) if _can_grow_in_lightning(r) else without_ramp(r, "Lightning")
     its_own = _trains_its_own_optimizer(r)
     callbacks = [*(["GrowingBatch()"] if r.ramp else []), *(["Recommended()"] if its_own else [])]
     length = _own_length(r) if its_own else {"max_steps": max_steps(r)}
@@ -136,20 +135,20 @@ def _recommended_callback(r: Recommendation, length: Mapping[str, int]) -> list[
     ]
 
 
-def _can_grow_in_lightning(recommendation: Recommendation) -> bool:
+def _can_grow_in_lightning(r: Recommendation) -> bool:
     """True if each phase begins where a step of the one before ends, and at a multiple of its own batch: Lightning steps
     after every so many batches since the epoch's first."""
-    phases = itertools.pairwise(batches_of(recommendation))
+    phases = itertools.pairwise(batches_of(r))
     meet = [(end - begin) % batch == 0 and end % grown == 0 for (begin, batch), (end, grown) in phases]
-    return all(meet) and recommendation.schedule.type == "warmup_stable_decay"
+    return all(meet) and r.schedule.type == "warmup_stable_decay"
 
 
-def _growing_callback(recommendation: Recommendation) -> list[str]:
+def _growing_callback(r: Recommendation) -> list[str]:
     """Return the phases and a callback that changes the accumulation with them; nothing where the batch stays."""
-    if not recommendation.ramp:
+    if not r.ramp:
         return []
     return [
-        *phase_lines(recommendation),
+        *phase_lines(r),
         "class GrowingBatch(L.Callback):",
         "    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):",
         "        trainer.accumulate_grad_batches = phase_of(trainer.global_step)[2]",
@@ -158,23 +157,19 @@ def _growing_callback(recommendation: Recommendation) -> list[str]:
     ]
 
 
-def _lightning_notes(recommendation: Recommendation, length: Mapping[str, int]) -> list[str]:
+def _lightning_notes(r: Recommendation, length: Mapping[str, int]) -> list[str]:
     notes = ["Lightning averages over micro-batches: right only where each holds equally many targets"]
     notes += tokens_note(
-        recommendation,
+        r,
         "accumulate_grad_batches is a fixed number, so a batch_sampler that cuts by tokens would change the effective batch from step to step",
     )
     if "max_steps" in length:
-        notes += passes_note(recommendation, "Lightning")
-    if recommendation.activation_checkpointing != "none":
-        notes.append(
-            f"Trainer has no key for activation_checkpointing ({recommendation.activation_checkpointing}): "
-            "wrap the blocks of your model in torch.utils.checkpoint"
-        )
-    if recommendation.compile:
+        notes += passes_note(r, "Lightning")
+    notes += no_key_note(r, "Trainer")
+    if r.compile:
         notes.append("Trainer has no key for compile: call model.compile() before trainer.fit(model)")
     notes += shards_note(
-        recommendation,
+        r,
         "give the Trainer strategy=ModelParallelStrategy(), and call fully_shard on the blocks in configure_model()",
     )
     return notes

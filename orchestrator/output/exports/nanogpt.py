@@ -18,8 +18,8 @@ from batchscout.orchestrator.output.exports.notes import (
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
-def written(recommendation: Recommendation) -> str:
-    r, lost = without_ramp(recommendation, "nanoGPT")
+def written(r: Recommendation) -> str:
+    r, lost = without_ramp(r, "nanoGPT")
     beta1, beta2 = r.optimizer.betas
     keys: dict[str, JsonValue] = {
         "batch_size": r.micro_batch_size,
@@ -41,8 +41,7 @@ def written(recommendation: Recommendation) -> str:
     return text_of([*comments(notes), *[f"{key} = {value!r}" for key, value in keys.items()]])
 
 
-def _nanogpt_notes(recommendation: Recommendation) -> list[str]:
-    r = recommendation
+def _nanogpt_notes(r: Recommendation) -> list[str]:
     notes = ["gradient_accumulation_steps counts all ranks here: train.py divides it by the world size"]
     notes += tokens_note(r, "nanoGPT knows only samples of one length, block_size")
     if r.activation_checkpointing != "none":

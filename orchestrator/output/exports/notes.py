@@ -12,8 +12,7 @@ from batchscout.trainers.knobs import in_words, knob
 from batchscout.trainers.sources.settings import GROUPS
 
 
-def header_of(recommendation: Recommendation) -> list[str]:
-    r = recommendation
+def header_of(r: Recommendation) -> list[str]:
     lines = r.answer.lines().items()
     said = [f"{label} {text}" for label, text in lines if not text.startswith("batchscout export ")]  # this is that
     return [
@@ -47,9 +46,8 @@ def header_of(recommendation: Recommendation) -> list[str]:
     ]
 
 
-def _length_notes(recommendation: Recommendation) -> list[str]:
+def _length_notes(r: Recommendation) -> list[str]:
     """Return that the user's own run, to which nothing was carried, has another length than what was measured."""
-    r = recommendation
     if r.own_run is None or r.real_run is not None or r.scope is None or r.sample_budget == r.scope.sample_budget:
         return []
     told = f"this is for your own run of {r.sample_budget} samples; the study's runs had {r.scope.sample_budget}"
@@ -61,9 +59,9 @@ def _length_notes(recommendation: Recommendation) -> list[str]:
     ]
 
 
-def _kept_notes(recommendation: Recommendation) -> list[str]:
+def _kept_notes(r: Recommendation) -> list[str]:
     """Return what the study's runs had that is the model's or the training loop's, whatever trainer runs it."""
-    r, notes = recommendation, []
+    notes = []
     if r.cross_entropy == "chunked":
         notes.append(
             "the study computed cross-entropy in chunks: do so in the model, or this micro-batch may not fit into memory"
@@ -73,13 +71,10 @@ def _kept_notes(recommendation: Recommendation) -> list[str]:
             f"the learning rate is that of LoRA adapters, and all else was frozen: peft.LoraConfig({arguments_text(r.peft)})"
         )
     if r.batch_norm is not None:
-        over = (
-            f"each micro-batch of {r.micro_batch_size}"
-            if r.batch_norm == "micro-batch"
-            else "a micro-batch of all ranks"
-        )
-        synced = "" if r.batch_norm == "micro-batch" else " (torch.nn.SyncBatchNorm.convert_sync_batchnorm)"
-        notes.append(f"BatchNorm takes its statistics over {over}{synced}: another micro-batch is another training run")
+        over = f"each micro-batch of {r.micro_batch_size}"
+        if r.batch_norm == "all ranks":
+            over = "a micro-batch of all ranks (torch.nn.SyncBatchNorm.convert_sync_batchnorm)"
+        notes.append(f"BatchNorm takes its statistics over {over}: another micro-batch is another training run")
     if r.ema_half_life_samples is not None:
         decay = 0.5 ** (r.effective_batch_size / r.ema_half_life_samples)
         notes.append(
@@ -93,9 +88,9 @@ def arguments_text(arguments: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
-def _knob_notes(recommendation: Recommendation) -> list[str]:
+def _knob_notes(r: Recommendation) -> list[str]:
     """Return the memory knobs of the run that are no trainer's settings: without them its micro-batch may not fit."""
-    others = [name for name in recommendation.memory_knobs or () if knob(name).changes != "settings"]
+    others = [name for name in r.memory_knobs or () if knob(name).changes != "settings"]
     if not others:
         return []
     said = f"{in_words(others)} ({', '.join(others)})"
@@ -104,41 +99,41 @@ def _knob_notes(recommendation: Recommendation) -> list[str]:
     ]
 
 
-def _counted(recommendation: Recommendation) -> str:
-    batch = recommendation.effective_batch_size
-    return f"counted as the batch grows from {batch}" if recommendation.ramp else f"ceil(samples / {batch})"
+def _counted(r: Recommendation) -> str:
+    batch = r.effective_batch_size
+    return f"counted as the batch grows from {batch}" if r.ramp else f"ceil(samples / {batch})"
 
 
-def without_ramp(recommendation: Recommendation, target: str) -> tuple[Recommendation, list[str]]:
+def without_ramp(r: Recommendation, target: str) -> tuple[Recommendation, list[str]]:
     """Return the run whose batch stays, for a target that cannot let it grow, and what is lost by that."""
-    if not recommendation.ramp:
-        return recommendation, []
-    lost = f"the batch is to grow, which cannot be expressed in {target}: here it stays at {recommendation.effective_batch_size}"
-    return replace(recommendation, ramp=None), [lost, *_phase_notes(recommendation)]
+    if not r.ramp:
+        return r, []
+    lost = f"the batch is to grow, which cannot be expressed in {target}: here it stays at {r.effective_batch_size}"
+    return replace(r, ramp=None), [lost, *_phase_notes(r)]
 
 
-def _phase_notes(recommendation: Recommendation) -> list[str]:
+def _phase_notes(r: Recommendation) -> list[str]:
     """Return where the batch grows to what."""
-    ramp, batches = recommendation.ramp or (), batches_of(recommendation)[1:]
+    ramp, batches = r.ramp or (), batches_of(r)[1:]
     return [
-        f"from {samples} samples, after step {steps_of(samples, recommendation)}: accumulation "
+        f"from {samples} samples, after step {steps_of(samples, r)}: accumulation "
         f"{phase.gradient_accumulation_steps}, effective batch {batch}, learning rate {phase.learning_rate:.6g}"
         for phase, (samples, batch) in zip(ramp, batches, strict=True)
     ]
 
 
-def passes_note(recommendation: Recommendation, target: str) -> list[str]:
+def passes_note(r: Recommendation, target: str) -> list[str]:
     """Return what becomes of the last step of a pass over the data with a trainer that ends one there; the study's went on into the next."""
-    largest = batches_of(recommendation)[-1][1]
+    largest = batches_of(r)[-1][1]
     return [
         f"{target}: its trainer ends a step with each pass over the data, a smaller one unless a pass has a multiple of {largest} samples; over "
         "several passes max_steps is then fewer samples than the study's"
     ]
 
 
-def tokens_note(recommendation: Recommendation, nearest: str) -> list[str]:
+def tokens_note(r: Recommendation, nearest: str) -> list[str]:
     """Return what a trainer has in place of micro-batches that are cut by tokens, where the recommendation asks for them."""
-    return [f"micro-batches by tokens: {nearest}"] if recommendation.micro_batch_tokens else []
+    return [f"micro-batches by tokens: {nearest}"] if r.micro_batch_tokens else []
 
 
 def comments(lines: list[str]) -> list[str]:
@@ -150,26 +145,36 @@ def cannot_be_said(optimizer: OptimizerConfig, target: str) -> str:
     return f"optimizer {optimizer.name}{kwargs} cannot be expressed in {target}"
 
 
-def shards_note(recommendation: Recommendation, how: str) -> list[str]:
+def shards_note(r: Recommendation, how: str) -> list[str]:
     """Return how the target is told that each rank holds a shard of the model, where the study's did."""
-    return [f"the study sharded the model over its ranks (FSDP2): {how}"] if recommendation.parallel == "fsdp" else []
+    return [f"the study sharded the model over its ranks (FSDP2): {how}"] if r.parallel == "fsdp" else []
 
 
-def checkpointing_note(recommendation: Recommendation, target: str, nearest: str) -> list[str]:
+def checkpointing_note(r: Recommendation, target: str, nearest: str) -> list[str]:
     """Return what is lost where the target knows only full checkpointing or none."""
-    mode = recommendation.activation_checkpointing
+    mode = r.activation_checkpointing
     if mode in ("none", "full"):
         return []
     meant = f"a memory budget of {mode}" if isinstance(mode, float) else f"'{mode}'"
     return [f"activation_checkpointing {meant} cannot be expressed in {target}: {nearest}"]
 
 
-def table_note(recommendation: Recommendation, target: str) -> list[str]:
-    """Return what is lost of a schedule that only the user's own trainer has."""
-    if recommendation.schedule.type != "table":
+def no_key_note(r: Recommendation, target: str) -> list[str]:
+    """Return who is to recompute activations where the target has no key for it."""
+    if r.activation_checkpointing == "none":
         return []
     return [
-        f"the schedule is your own, and cannot be expressed in {target}: here the rate stays; use yours, with {recommendation.learning_rate:.4g} as its highest"
+        f"{target} has no key for activation_checkpointing ({r.activation_checkpointing}): wrap the blocks of your model in "
+        "torch.utils.checkpoint"
+    ]
+
+
+def table_note(r: Recommendation, target: str) -> list[str]:
+    """Return what is lost of a schedule that only the user's own trainer has."""
+    if r.schedule.type != "table":
+        return []
+    return [
+        f"the schedule is your own, and cannot be expressed in {target}: here the rate stays; use yours, with {r.learning_rate:.4g} as its highest"
     ]
 
 

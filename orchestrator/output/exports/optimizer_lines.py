@@ -8,36 +8,36 @@ from batchscout.trainers.config import OptimizerConfig
 from batchscout.trainers.sources.settings import GROUPS
 
 
-def groups_note(recommendation: Recommendation) -> list[str]:
+def groups_note(r: Recommendation) -> list[str]:
     """Return where the parameters are in other groups than in the study."""
-    if recommendation.optimizer.param_groups != GROUPS:
+    if r.optimizer.param_groups != GROUPS:
         return []
     return [
         "the study's optimizer had the parameter groups that your own code makes; below are others: put yours there"
     ]
 
 
-def recipe_lines(recommendation: Recommendation) -> list[str]:
+def recipe_lines(r: Recommendation) -> list[str]:
     """Return the two functions that a loop takes its learning rate and its optimizer from."""
     return [
         "def learning_rate_factor(step):",
-        *factor_lines(recommendation),
+        *factor_lines(r),
         "",
         "",
         "def build_optimizer(model):",
-        *optimizer_lines(recommendation, parameters_of="model", model="model"),
+        *optimizer_lines(r, parameters_of="model", model="model"),
         "    return optimizer",
         "",
         "",
     ]
 
 
-def optimizer_lines(recommendation: Recommendation, *, parameters_of: str, model: str) -> list[str]:
+def optimizer_lines(r: Recommendation, *, parameters_of: str, model: str) -> list[str]:
     """Return the body of a function up to `optimizer = ...`, as the study built it.
 
     parameters_of, model: the function's names for what has all parameters, and for the module that the study trained.
     """
-    optimizer, rate = recommendation.optimizer, recommendation.learning_rate
+    optimizer, rate = r.optimizer, r.learning_rate
     if optimizer.param_groups == GROUPS:  # which are made of the object that was studied, and not of a model
         optimizer = optimizer.model_copy(update={"param_groups": None})
     if optimizer.type == "own":

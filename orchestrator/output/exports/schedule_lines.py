@@ -6,13 +6,13 @@ from batchscout.orchestrator.output.exports.counted import batches_of, decay_ste
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
-def factor_lines(recommendation: Recommendation, total: str | None = None) -> list[str]:
+def factor_lines(r: Recommendation, total: str | None = None) -> list[str]:
     """Return the body of a function that is the study's schedule; its `step` counts the steps that have ended. total: the function's name for the
     steps of the run; None where the recommendation has their number."""
-    if recommendation.ramp:
-        return _growing_factor_lines(recommendation)
-    schedule, warmup = recommendation.schedule, warmup_steps(recommendation)
-    steps = total or max_steps(recommendation)
+    if r.ramp:
+        return _growing_factor_lines(r)
+    schedule, warmup = r.schedule, warmup_steps(r)
+    steps = total or max_steps(r)
     lines = [f"    warmup = min(1.0, (step + 1) / {max(1, warmup)})"]
     if schedule.type == "cosine":
         progress = f"min(1.0, max(0.0, (step + 1 - {warmup}) / ({steps} + 1 - {warmup})))"
@@ -25,14 +25,13 @@ def factor_lines(recommendation: Recommendation, total: str | None = None) -> li
             "    return factors[below] + (place - below) * (factors[below + 1] - factors[below])",
         ]
     if schedule.type == "warmup_stable_decay" and schedule.decay:
-        decay = decay_steps(recommendation) if total is None else f"{schedule.decay!r} * {total}"
+        decay = decay_steps(r) if total is None else f"{schedule.decay!r} * {total}"
         return [*lines, f"    return min(warmup, max(0.0, ({steps} - step) / ({decay} + 1)))"]
     return [*lines, "    return warmup"]
 
 
-def _growing_factor_lines(recommendation: Recommendation) -> list[str]:
+def _growing_factor_lines(r: Recommendation) -> list[str]:
     """Return the body where the batch grows: warm-up and anneal are counted in samples."""
-    r = recommendation
     last, anneal = batches_of(r)[-1][1], r.schedule.decay * r.sample_budget
     return [
         "    first_step, first_sample, accumulation, ratio = phase_of(step)",
@@ -44,9 +43,8 @@ def _growing_factor_lines(recommendation: Recommendation) -> list[str]:
     ]
 
 
-def phase_lines(recommendation: Recommendation) -> list[str]:
+def phase_lines(r: Recommendation) -> list[str]:
     """Return the phases of a batch that grows, and a function that says which one a step is of."""
-    r = recommendation
     first = f"(0, 0, {r.gradient_accumulation_steps}, 1.0)"
     phases = [
         f"({steps_of(p.from_samples, r)}, {p.from_samples}, {p.gradient_accumulation_steps}, "

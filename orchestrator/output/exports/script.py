@@ -11,14 +11,14 @@ from batchscout.orchestrator.output.recommendation import Recommendation, Script
 from batchscout.trainers.sources.watch.flags import with_values
 
 
-def written(recommendation: Recommendation) -> str:
+def written(r: Recommendation) -> str:
     """Raises ValueError where it was no script that was studied."""
-    if recommendation.script is None:
+    script = r.script
+    if script is None:
         raise ValueError(
             "the study was not of a script, so there is no command to write; choose another trainer: --to torch, hf, lightning, ..."
         )
-    r, lost = without_ramp(recommendation, "a command")
-    script = recommendation.script
+    r, lost = without_ramp(r, "a command")
     numbers = {
         "learning_rate": r.learning_rate,
         "micro_batch_size": r.micro_batch_size,

@@ -16,9 +16,9 @@ from batchscout.orchestrator.output.exports.optimizer_lines import groups_note, 
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
-def written(recommendation: Recommendation) -> str:
+def written(r: Recommendation) -> str:
     """Return a loop of one process; its gradient is the study's, whatever samples hold."""
-    r, lost = without_ramp(recommendation, "this loop")
+    r, lost = without_ramp(r, "this loop")
     return text_of(
         [
             *comments([*header_of(r), *lost, *groups_note(r), *_notes(r)]),
@@ -73,15 +73,9 @@ def _loop(r: Recommendation) -> list[str]:
 
 
 def _notes(r: Recommendation) -> list[str]:
-    several = (
-        [
-            f"this loop has one process: under DDP with {r.world_size}, take the sum of num_targets over all, and times their number"
-        ]
-        if r.world_size > 1
-        else []
-    )
+    several = f"this loop has one process: under DDP with {r.world_size}, take the sum of num_targets over all, and times their number"
     return [
-        *several,
+        *([several] if r.world_size > 1 else []),
         *tokens_note(r, "the loop below takes as many micro-batches in each step"),
         *checkpointing_note(r, "this loop", "wrap the blocks of your model in torch.utils.checkpoint"),
         *shards_note(r, "call fully_shard on the blocks of your model"),

@@ -21,9 +21,9 @@ from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import ActivationCheckpointing, Schedule
 
 
-def written(recommendation: Recommendation) -> str:
+def written(r: Recommendation) -> str:
     """Return the TOML of release 0.2.2: it is the last that counts the batch in samples and reads TOML."""
-    r, lost = without_ramp(recommendation, "torchtitan")
+    r, lost = without_ramp(r, "torchtitan")
     optimizer = r.optimizer
     beta1, beta2 = optimizer.betas
     clip = optimizer.max_gradient_norm
@@ -70,8 +70,7 @@ def _torchtitan_checkpointing(mode: ActivationCheckpointing) -> dict[str, JsonVa
     return {"mode": mode, **({"selective_ac_option": "op"} if mode == "selective" else {})}
 
 
-def _torchtitan_notes(recommendation: Recommendation) -> list[str]:
-    r = recommendation
+def _torchtitan_notes(r: Recommendation) -> list[str]:
     notes = [
         "torchtitan 0.2.2, --job.config_file; its main branch since configures in Python and counts the batch in tokens",
         "set training.seq_len to the sequence length of the study's data",

@@ -14,9 +14,9 @@ from batchscout.orchestrator.output.exports.notes import comments, header_of, te
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
-def written(recommendation: Recommendation) -> str:
+def written(r: Recommendation) -> str:
     """Return a call that also says what TRL would otherwise do by itself: bfloat16, checkpointing, cut samples."""
-    r, lost = without_ramp(recommendation, "SFTConfig")
+    r, lost = without_ramp(r, "SFTConfig")
     # What a sample is, is the Trainer's own to say where one was studied.
     samples = {} if own_arguments(r, "trl") else {"max_length": None, "packing": False}
     keys = {"bf16": False} | arguments_of(r, "trl") | samples
