@@ -98,3 +98,8 @@ def compared_of(study: Study, winner: Trial) -> Compared | None:
 def baseline_run(study: Study) -> Trial | None:
     """Return the baseline's run; None where it has not completed."""
     return next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
+
+
+def last_baseline(study: Study) -> Trial | None:
+    """Return the baseline's run, or else the last one that was to be it, whatever has become of that."""
+    return baseline_run(study) or next((t for t in reversed(study.trials.values()) if t.protected), None)

@@ -16,7 +16,7 @@ from batchscout.orchestrator.output.caveats import (
     worth_a_longer_run,
 )
 from batchscout.orchestrator.output.deciding import to_decide
-from batchscout.orchestrator.output.known import Known, baseline_run, known_of, undecided_between
+from batchscout.orchestrator.output.known import Known, baseline_run, known_of, last_baseline, undecided_between
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages import change_of
@@ -304,7 +304,7 @@ def _cost(config: StudyConfig, ours: Standing, theirs: Standing) -> str:
 
 def _how_the_baseline_ended(config: StudyConfig, study: Study) -> str:
     """Return that the user's own batch and learning rate did not train to their end; nothing where they were not tried."""
-    baseline = next((trial for trial in reversed(study.trials.values()) if trial.protected), None)
+    baseline = last_baseline(study)
     if baseline is None:
         return ""
     ended = "diverged" if baseline.cause is Cause.DIVERGED else f"did not finish ({baseline.explanation})"

@@ -15,7 +15,7 @@ from batchscout.orchestrator.output.exports import export, trainers_of
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.report.pieces import within
-from batchscout.orchestrator.output.report.tables import config_text, facts_table, value_element
+from batchscout.orchestrator.output.report.tables import config_text, facts_table, heading, notes_list, value_element
 from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.config import OptimizerConfig
 
@@ -61,12 +61,12 @@ def _five_lines(r: Recommendation, others_are: str) -> Element:
     """Return the answer, green where it is decided. others_are: where the other caveats stand."""
     sure = "decided" if r.answer.is_decided else "open"
     lines = r.answer.lines(others_are=others_are)
-    next_ = [element("dd", *_with_its_command(lines.pop("Next")))]
+    next_ = element("div", element("dt", "Next"), element("dd", *_with_its_command(lines.pop("Next"))))
     rows = [
         element("div", element("dt", label), element("dd", text), class_=sure if label == "Verdict" else None)
         for label, text in lines.items()
     ]
-    return element("dl", *rows, element("div", element("dt", "Next"), *next_), class_="answer")
+    return element("dl", *rows, next_, class_="answer")
 
 
 def _with_its_command(text: str) -> list[str | Element]:
@@ -79,11 +79,11 @@ def _with_its_command(text: str) -> list[str | Element]:
 
 def _other_caveats(r: Recommendation) -> Element:
     """Return what else limits it, and the sentence with all figures, folded."""
-    others = [element("li", caveat) for caveat in r.answer.caveats[1:]]
+    others = notes_list(r.answer.caveats[1:])
     return element(
         "div",
-        element("h3", "What else limits it") if others else None,
-        element("ul", *others, class_="notes") if others else None,
+        None if others is None else element("h3", "What else limits it"),
+        others,
         element("details", element("summary", "The verdict with all its figures"), element("p", r.verdict)),
     )
 
@@ -118,12 +118,8 @@ def short_answer(name: str, verdict: str, recommendation: Recommendation | None)
     values = recommendation.to_json() if recommendation else {}
     facts = {key: values[key] for key in (*_RECOMMENDED, "p_best") if key in values}
     said = _five_lines(recommendation, "in the report") if recommendation else element("p", verdict)
-    parts = [
-        element("p", element("b", name)),
-        said,
-        *([facts_table(facts)] if facts else []),
-    ]
-    return tostring(element("div", *parts), encoding="unicode", method="html")
+    whole = element("div", element("p", element("b", name)), said, facts_table(facts) if facts else None)
+    return tostring(whole, encoding="unicode", method="html")
 
 
 def evidence_section(recommendation: Recommendation) -> Element:
@@ -134,8 +130,8 @@ def evidence_section(recommendation: Recommendation) -> Element:
         for key, title in (("evidence", "Evidence"), ("alternatives", "Alternatives"), ("ruled_out", "Ruled out"))
         if values[key]
     ]
-    question = element("span", "What else does recommendation.json say?", class_="question")
-    return element("section", element("h2", "The evidence", question), *parts, id="evidence")
+    head = heading("The evidence", "What else does recommendation.json say?")
+    return element("section", head, *parts, id="evidence")
 
 
 def open_stages(config: StudyConfig, study: Study) -> list[str]:

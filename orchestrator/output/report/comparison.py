@@ -10,7 +10,7 @@ from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.pieces import within
 from batchscout.orchestrator.output.report.shell import page
-from batchscout.orchestrator.output.report.tables import html_table
+from batchscout.orchestrator.output.report.tables import heading, html_table
 from batchscout.orchestrator.stages.curves import loss_axis
 from batchscout.orchestrator.stages.figures import CATEGORIES, Axis, Figure, Mark, Series, time_axis
 from batchscout.orchestrator.stages.train import trained
@@ -42,7 +42,7 @@ def comparison(first: Side, second: Side) -> Iterator[str]:
         element("section", element("h2", "The losses"), element("div", *figures, class_="plots"), id="losses"),
         within(
             element("section", id="changes"),
-            element("h2", "What else differs", element("span", "What is not listed is the same.", class_="question")),
+            heading("What else differs", "What is not listed is the same."),
             _table("The machine and the data", both.machine_and_data, both.labels),
             _table("The study files", both.study_files, both.labels),
         ),

@@ -17,7 +17,14 @@ from batchscout.orchestrator.output.report.gallery import in_order
 from batchscout.orchestrator.output.report.pieces import each, within
 from batchscout.orchestrator.output.report.setting import setting_list
 from batchscout.orchestrator.output.report.shell import page
-from batchscout.orchestrator.output.report.tables import all_trials_table, html_table, number_cell, trials_table
+from batchscout.orchestrator.output.report.tables import (
+    all_trials_table,
+    heading,
+    html_table,
+    notes_list,
+    number_cell,
+    trials_table,
+)
 from batchscout.orchestrator.output.report.timeline import timeline
 from batchscout.orchestrator.output.report.training import RunCurves, read_curves, training_section
 from batchscout.orchestrator.output.status import notice_lines
@@ -128,13 +135,11 @@ def _is_live() -> Element:
 def _stage_section(context: StageContext[StageKeys], figures: Sequence[Figure], *, is_driven: bool) -> Iterator[str]:
     keys, study, trials = context.stage, context.study, context.trials()
     conclusion = study.conclusions.get(keys.type)
-    notes = [element("li", note) for note in conclusion.notes] if conclusion else []
-    question = (type(keys).__doc__ or "").split("\n")[0]
     return within(
         element("section", id=keys.type),
-        element("h2", keys.type, element("span", question, class_="question")),
+        heading(keys.type, (type(keys).__doc__ or "").split("\n")[0]),
         element("p", _conclusion_text(study, keys.type, trials), class_="conclusion"),
-        element("ul", *notes, class_="notes") if notes else None,
+        notes_list(conclusion.notes if conclusion else ()),
         within(element("div", class_="plots"), each(figure_element(figure, keys.type) for figure in figures)),
         trials_table(context, trials, is_driven=is_driven)
         if trials
@@ -146,12 +151,9 @@ def _all_trials(contexts: Sequence[StageContext[StageKeys]], *, is_driven: bool)
     """Return the table over all stages; None where one alone has trials, as it has the same table."""
     if sum(bool(context.trials()) for context in contexts) < 2:
         return None
-    question = element(
-        "span", "Which of all stages' trials is the fastest, the largest, the slowest?", class_="question"
-    )
     return within(
         element("section", id="trials"),
-        element("h2", "All trials", question),
+        heading("All trials", "Which of all stages' trials is the fastest, the largest, the slowest?"),
         all_trials_table(contexts, is_driven=is_driven),
     )
 
@@ -166,13 +168,11 @@ def _conclusion_text(study: Study, stage: str, trials: list[Trial]) -> str:
 
 
 def _notices_section(study: Study) -> Element | None:
-    lines = [element("li", line) for line in notice_lines(study)]
-    if not lines:
+    notices = notes_list(notice_lines(study))
+    if notices is None:
         return None
-    said = "What happened on the way and was dealt with. The results stand."
-    return element(
-        "section", element("h2", "Notices"), element("p", said), element("ul", *lines, class_="notes"), id="notices"
-    )
+    said = element("p", "What happened on the way and was dealt with. The results stand.")
+    return element("section", element("h2", "Notices"), said, notices, id="notices")
 
 
 def _time_section(config: StudyConfig, study: Study) -> Element:

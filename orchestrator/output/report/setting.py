@@ -25,7 +25,11 @@ def setting(config: StudyConfig, study: Study) -> dict[str, str]:
             _counted(facts.num_train_samples, "training samples"),
             _counted(facts.num_val_samples, "validation samples"),
         ),
-        "machine": _joined(_device(facts.device), _ranks(config), _memory(facts.memory_limit_bytes)),
+        "machine": _joined(
+            _device(facts.device),
+            f"{config.world_size} ranks" if config.world_size > 1 else "",
+            f"{bytes_text(limit)} for a rank" if (limit := facts.memory_limit_bytes) is not None else "",
+        ),
         "lanes": _lanes(study),
         "versions": ", ".join(f"{name} {number}" for name, number in (facts.versions or {}).items()),
         "run": _dates(study),
@@ -57,10 +61,6 @@ def _device(identity: str | None) -> str:
     return f"{name.replace(', 1 threads', ', 1 thread')}, {bytes_text(int(number))}"
 
 
-def _ranks(config: StudyConfig) -> str:
-    return f"{config.world_size} ranks" if config.world_size > 1 else ""
-
-
 def _lanes(study: Study) -> str:
     """Return how the lanes came and went; empty where they were all there from the beginning."""
     if not study.lanes or study.began is None:
@@ -70,10 +70,6 @@ def _lanes(study: Study) -> str:
     shown = [f"{lanes} from {seconds_text(max(0.0, seconds))} on" for lanes, seconds in steps[:MOST_STEPS]]
     more = f" and {len(steps) - MOST_STEPS} more changes" if len(steps) > MOST_STEPS else ""
     return f"up to {max(change.most for change in study.lanes)}: {', '.join(shown)}{more}"
-
-
-def _memory(limit: int | None) -> str:
-    return "" if limit is None else f"{bytes_text(limit)} for a rank"
 
 
 def _dates(study: Study) -> str:

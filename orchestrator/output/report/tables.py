@@ -221,6 +221,17 @@ def config_text(value: object) -> str:
     return str(value)
 
 
+def heading(title: str, question: str) -> Element:
+    """Return the title of a section, with what the section answers."""
+    return element("h2", title, element("span", question, class_="question"))
+
+
+def notes_list(notes: Iterable[str]) -> Element | None:
+    """Return the notes one below the other; None without any."""
+    items = [element("li", note) for note in notes]
+    return element("ul", *items, class_="notes") if items else None
+
+
 def number_cell(text: str) -> Element:
     return element("td", text, class_="number")
 

@@ -104,12 +104,10 @@ def _name(lane: HeldLane | None, row: int, *, has_nodes: bool, has_lanes: bool) 
     """Return what stands beside a row; nothing where it is a lane's second one, or one of holds that no lane is known of among others."""
     if lane is None:
         return "" if has_lanes else f"{row + 1}"
-    name = f"{lane.number + 1}, {_short(lane.node)}" if has_nodes else f"{lane.number + 1}"
-    return name if row == 0 else ""
-
-
-def _short(node: str) -> str:
-    return node if len(node) <= MOST_OF_A_NODE else f"{node[: MOST_OF_A_NODE - 3]}..."
+    if row > 0:
+        return ""
+    node = lane.node if len(lane.node) <= MOST_OF_A_NODE else f"{lane.node[: MOST_OF_A_NODE - 3]}..."
+    return f"{lane.number + 1}, {node}" if has_nodes else f"{lane.number + 1}"
 
 
 def _cells(trial: Trial, hold: Hold, row: int, began: float, last: float) -> list[Cell]:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from batchscout.orchestrator.output.known import baseline_run
+from batchscout.orchestrator.output.known import last_baseline
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.report.figures import figure_element
-from batchscout.orchestrator.output.report.tables import html_table, number_cell
+from batchscout.orchestrator.output.report.tables import heading, html_table, notes_list, number_cell
 from batchscout.orchestrator.stages.curves import above_text, without_diverged
 from batchscout.orchestrator.stages.figures import (
     AUXILIARY_COLOUR,
@@ -29,7 +29,6 @@ from batchscout.orchestrator.stages.figures import (
 from batchscout.orchestrator.stages.input_bound import INPUT_BOUND
 from batchscout.orchestrator.study.run_directory import trial_directory
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import number_text
 from batchscout.trainers.noise.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, read_noise_curve
 from batchscout.trainers.notices import Notice, heard_by
@@ -55,15 +54,11 @@ class RunCurves:
 
 def read_curves(run_dir: Path, study: Study, winner: str | None) -> list[RunCurves]:
     """Return the curves of the recommended run and of the baseline's, as far as there are any."""
-    shown = {"recommended": study.trials.get(winner or ""), "baseline": baseline_run(study) or _last_protected(study)}
+    shown = {"recommended": study.trials.get(winner or ""), "baseline": last_baseline(study)}
     if shown["recommended"] is shown["baseline"]:
         shown = {"baseline": shown["baseline"]}
     found = [_curves(name, trial_directory(run_dir, trial.id)) for name, trial in shown.items() if trial]
     return [one for one in found if one.steps or one.snapshots or one.notices]
-
-
-def _last_protected(study: Study) -> Trial | None:
-    return next((trial for trial in reversed(study.trials.values()) if trial.protected), None)
 
 
 def _curves(name: str, directory: Path) -> RunCurves:
@@ -77,15 +72,12 @@ def training_section(curves: Sequence[RunCurves]) -> Element | None:
     """Return the section of these runs; None where they have kept nothing."""
     if not curves:
         return None
-    figures = curve_figures(curves)
-    notes = [element("li", f"{one.name}: {notice.text}") for one in curves for notice in one.notices]
+    notes = [f"{one.name}: {notice.text}" for one in curves for notice in one.notices]
     return element(
         "section",
-        element(
-            "h2", "Along the way", element("span", "How did the steps go, and how noisy were they?", class_="question")
-        ),
-        *([element("ul", *notes, class_="notes")] if notes else []),
-        element("div", *[figure_element(one, "training") for one in figures], class_="plots"),
+        heading("Along the way", "How did the steps go, and how noisy were they?"),
+        notes_list(notes),
+        element("div", *[figure_element(one, "training") for one in curve_figures(curves)], class_="plots"),
         *[_noise_table(one) for one in curves if one.snapshots],
         id="training",
     )
