@@ -80,8 +80,7 @@ def _tie(candidates: dict[str, list[Trial]], level: int) -> float:
 
 def _loss_at(trial: Trial, samples: float) -> float | None:
     """Return the loss of the trial's evaluation nearest to so many samples."""
-    points = [(point.get("samples_seen"), point.get("val_loss")) for point in trial.history]
-    known = [(abs(seen - samples), loss) for seen, loss in points if seen is not None and loss is not None]
+    known = [(abs(seen - samples), loss) for seen, loss in trial.curve("samples_seen")]
     return min(known)[1] if known else None
 
 

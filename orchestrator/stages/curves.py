@@ -50,11 +50,13 @@ def loss_curves(trials: Sequence[Trial], winner: str | None, deviation: float | 
     left_out = (
         f" The {len(shown)} of {len(trials):,} runs that ended lowest are shown." if len(shown) < len(trials) else ""
     )
-    curves = {trial.id: [y for _, y in _losses(trial, "samples_seen")] for trial in shown}
+    curves = {trial.id: [loss for _, loss in sorted(trial.curve("samples_seen"))] for trial in shown}
     sane = [curves[trial.id] for trial in shown if trial.cause is not Cause.DIVERGED]
     y_axis, cut = loss_axis([*curves.values()], sane, deviation or 0.0)
     names, figures = names_of(shown), list[Figure]()
-    for key, x_axis in (("train_seconds", _training_time(shown)), ("samples_seen", Axis("samples seen", zero=True))):
+    longest = max((seconds for trial in shown for seconds, _ in trial.curve("train_seconds")), default=0.0)
+    x_axes = {"train_seconds": time_axis("training time", longest), "samples_seen": Axis("samples seen", zero=True)}
+    for key, x_axis in x_axes.items():
         series = tuple(_curve(trial, names[trial.id], key, winner, deviation) for trial in shown)
         bar = seeds_bar(shown) if any(mark.low is not None for one in series for mark in one.marks) else ""
         said = "".join([_roles(series), bar, left_out, cut]).strip()
@@ -106,7 +108,7 @@ def last_loss(trial: Trial) -> float:
 
 
 def _curve(trial: Trial, name: str, key: str, winner: str | None, deviation: float | None) -> Series:
-    marks = tuple(Mark(x, y) for x, y in _losses(trial, key))
+    marks = tuple(Mark(x, loss) for x, loss in sorted(trial.curve(key)))
     if marks and trial.state is TrialState.COMPLETE:
         marks = (*marks[:-1], with_deviation(marks[-1], deviation))
     if marks and trial.state.ruled_out:
@@ -150,17 +152,6 @@ def with_deviation(mark: Mark, deviation: float | None) -> Mark:
         return mark
     low = mark.y - deviation
     return replace(mark, low=low if mark.y < 0 else max(low, 0.0), high=mark.y + deviation)
-
-
-def _losses(trial: Trial, key: str) -> list[tuple[float, float]]:
-    """Return (key, validation loss) of every evaluation that has both."""
-    points = ((point.get(key), point.get("val_loss")) for point in trial.history)
-    return sorted((x, y) for x, y in points if x is not None and y is not None)
-
-
-def _training_time(trials: Sequence[Trial]) -> Axis:
-    longest = max((x for trial in trials for x, _ in _losses(trial, "train_seconds")), default=0.0)
-    return time_axis("training time", longest)
 
 
 def without_diverged(curves: Sequence[Sequence[float]]) -> list[Sequence[float]]:

@@ -149,6 +149,11 @@ class Trial:
     def was_evaluated_at(self, samples_seen: float | None) -> bool:
         return any(point.get("samples_seen") == samples_seen for point in self.history)
 
+    def curve(self, over: str) -> list[tuple[float, float]]:
+        """Return (that figure, validation loss) of every evaluation that has both, in their order."""
+        points = [(point.get(over), point.get("val_loss")) for point in self.history]
+        return [(x, loss) for x, loss in points if x is not None and loss is not None]
+
     def metric(self, name: str) -> float | None:
         """Return the figure; None where it was not measured, or is not finite. Raises KeyError where there is no such metric."""
         metric_of(name)

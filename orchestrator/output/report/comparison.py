@@ -69,8 +69,7 @@ def _losses(first: Side, second: Side) -> Figure:
 
 def _curve(side: Side, colour: int) -> Series:
     trial = side.study.trials.get(side.recommendation.evidence.trial) if side.recommendation else None
-    points = [(point.get("train_seconds"), point.get("val_loss")) for point in (trial.history if trial else ())]
-    marks = tuple(Mark(x, y) for x, y in points if x is not None and y is not None)
+    marks = tuple(Mark(x, loss) for x, loss in trial.curve("train_seconds")) if trial else ()
     return Series(side.label, marks, colour)
 
 

@@ -53,14 +53,7 @@ def _of_branches(context: StageContext[Branch], source: Source, point: int) -> F
 
 def _mean_curve(branches: dict[int, Trial]) -> tuple[Mark, ...]:
     """Return the mean loss of the seeds, with the lowest and the highest, at every evaluation that all of them have."""
-    curves = [
-        [
-            (x, y)
-            for p in trial.history
-            if (x := p.get("samples_seen")) is not None and (y := p.get("val_loss")) is not None
-        ]
-        for trial in branches.values()
-    ]
+    curves = [trial.curve("samples_seen") for trial in branches.values()]
     return tuple(
         Mark(points[0][0], statistics.fmean(losses), low=min(losses), high=max(losses))
         for points in zip(*curves, strict=False)
@@ -70,7 +63,7 @@ def _mean_curve(branches: dict[int, Trial]) -> tuple[Mark, ...]:
 
 
 def _of_critical_batch(points: Sequence[PointFindings]) -> Figure:
-    marks = tuple(_critical_mark(point) for point in points)
+    marks = tuple(map(_critical_mark, points))
     tried = {loss.effective_batch_size for point in points for loss in point.losses}
     return Figure(
         "critical_batch",

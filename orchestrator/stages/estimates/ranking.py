@@ -74,7 +74,7 @@ def standings(trials: Sequence[Trial], target_loss: float | None = None) -> list
 
 
 def _standing(name: str, seeds: list[Trial], target_loss: float | None) -> Standing:
-    loss = _mean_loss(seeds)
+    loss = statistics.fmean(trial.measured("val_loss") for trial in seeds)
     if target_loss is None:
         return Standing(name, tuple(seeds), loss, loss)
     seconds = [seconds_to(trial, target_loss) for trial in seeds]
@@ -142,9 +142,8 @@ def late_gain(ranking: Sequence[Standing]) -> float:
 
 def _late_gain(standing: Standing) -> float | None:
     """Return how far the loss at half of the samples lies from that at the end; None where nothing was evaluated by then."""
-    halves = [_loss_at(trial, trial.config.sample_budget // 2) for trial in standing.trials]
-    known = [half for half in halves if half is not None]
-    return abs(statistics.fmean(known) - standing.val_loss) if len(known) == len(halves) else None
+    half = loss_at_samples(standing.trials, standing.config.sample_budget // 2)
+    return None if half is None else abs(half - standing.val_loss)
 
 
 def seed_deviation(ranking: Sequence[Standing]) -> float:
@@ -154,14 +153,11 @@ def seed_deviation(ranking: Sequence[Standing]) -> float:
     PRIOR_DEGREES degrees of freedom beside what the seeds show, as few seeds may be alike by chance; with one seed each
     it is the prior.
     """
-    losses, prior = [_losses(one) for one in ranking], surface.PRIOR.seed_deviation * late_gain(ranking)
+    losses = [[trial.measured("val_loss") for trial in one.trials] for one in ranking]
+    prior = surface.PRIOR.seed_deviation * late_gain(ranking)
     squares = sum((loss - statistics.fmean(seeds)) ** 2 for seeds in losses for loss in seeds)
     degrees = sum(len(seeds) - 1 for seeds in losses)
     return math.sqrt((PRIOR_DEGREES * prior**2 + squares) / (PRIOR_DEGREES + degrees))
-
-
-def _losses(standing: Standing) -> list[float]:
-    return [trial.measured("val_loss") for trial in standing.trials]
 
 
 def seconds_to(trial: Trial, target_loss: float) -> float:
@@ -209,8 +205,7 @@ def loss_at_samples(seeds: Sequence[Trial], samples_seen: int) -> float | None:
 
 
 def _loss_at(trial: Trial, samples_seen: int) -> float | None:
-    points = [(point.get("samples_seen"), point.get("val_loss")) for point in trial.history]
-    curve = sorted((x, y) for x, y in points if x is not None and y is not None)
+    curve = sorted(trial.curve("samples_seen"))
     if not curve or not curve[0][0] <= samples_seen <= curve[-1][0]:
         return None
     return float(np.interp(samples_seen, [x for x, _ in curve], [y for _, y in curve]))
@@ -223,9 +218,4 @@ def _crossing(before: tuple[float, float], after: tuple[float, float], loss: flo
 
 def _evaluations(trial: Trial) -> list[tuple[float, float]]:
     """Return (validation loss, training seconds) of every evaluation that has both."""
-    points = [(point.get("val_loss"), point.get("train_seconds")) for point in trial.history]
-    return [(loss, seconds) for loss, seconds in points if loss is not None and seconds is not None]
-
-
-def _mean_loss(seeds: Sequence[Trial]) -> float:
-    return statistics.fmean(trial.measured("val_loss") for trial in seeds)
+    return [(loss, seconds) for seconds, loss in trial.curve("train_seconds")]
