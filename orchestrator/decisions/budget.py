@@ -56,7 +56,9 @@ class Spending:
         left = self.left()
         if left is None:
             return list(wanted)
-        left -= sum(self._still_needed(trial) for trial in begun)
+        for trial in begun:
+            held = trial.seconds + self._held(self._started.get(trial.id))
+            left -= max(0.0, _planned_seconds(trial.proposal) - held)
         fitting: list[Proposal] = []
         for proposal in wanted:
             needed = _planned_seconds(proposal)
@@ -65,10 +67,6 @@ class Spending:
             fitting.append(proposal)
             left -= needed
         return fitting
-
-    def _still_needed(self, trial: Trial) -> float:
-        held = trial.seconds + self._held(self._started.get(trial.id))
-        return max(0.0, _planned_seconds(trial.proposal) - held)
 
     def left_out(self, proposal: Proposal) -> str:
         """Return why this trial was not run, nor those that might have followed it."""

@@ -63,10 +63,6 @@ class Wanted:
     """True if trials may follow that nobody has proposed or promoted yet."""
 
 
-def _all_of(num_trials: int) -> str:
-    return "the first trial" if num_trials == 1 else f"all of the first {num_trials} trials"
-
-
 class Director:
     """One stage of a study, from its first trial to its conclusion."""
 
@@ -252,7 +248,9 @@ class Director:
         if self._asked_at == self.study.num_events or (self._asked_at and self.stage.proposes_once):
             return []
         self._asked_at = self.study.num_events
-        return self._affordable(self._wanted())
+        states, stage = (TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED), self.context.stage.type
+        begun = (trial for state in states for trial in self.study.in_state(stage, state))
+        return self._spending.affordable(wanted, begun) if (wanted := self._wanted()) else []
 
     def _wanted(self) -> list[Proposal]:
         return [wanted for wanted in self.proposals() if wanted.id not in self.study.trials]
@@ -265,13 +263,6 @@ class Director:
         verb = "was" if stopped == 1 else "were"
         cut = [f"{counted(stopped, 'trial')} {verb} stopped: {self._spending.reason}"] if stopped else []
         return cut + [self._spending.left_out(one) for one in self._wanted()[:1]]
-
-    def _affordable(self, wanted: list[Proposal]) -> list[Proposal]:
-        return self._spending.affordable(wanted, self._unended()) if wanted else []
-
-    def _unended(self) -> list[Trial]:
-        states, stage = (TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED), self.context.stage.type
-        return [trial for state in states for trial in self.study.in_state(stage, state)]
 
     def _reuse(self, trial_id: str, measured: Measured) -> None:
         event = Ended(
@@ -287,7 +278,8 @@ class Director:
 
     def _give_up(self) -> None:
         failed = [trial for trial in self.context.trials() if trial.state is TrialState.FAILED]
-        what = f"{_all_of(len(failed))} failed, so no more were started"
+        who = "the first trial" if len(failed) == 1 else f"all of the first {len(failed)} trials"
+        what = f"{who} failed, so no more were started"
         self._impossible = f"{what}; {failed[-1].id}: {failed[-1].explanation}"
         self._stop_what_waits(Cause.STOPPED, what)
 

@@ -16,11 +16,7 @@ MOST_NAMED = 3
 def failed_trials(study: Study) -> list[Trial]:
     """Return the trials that say nothing but that something is wrong, in the order proposed: those that failed, and those that were
     not started because of them."""
-    return [trial for trial in study.trials.values() if _has_failed(trial)]
-
-
-def _has_failed(trial: Trial) -> bool:
-    return trial.state is TrialState.FAILED or trial.cause is Cause.STOPPED
+    return [one for one in study.trials.values() if one.state is TrialState.FAILED or one.cause is Cause.STOPPED]
 
 
 def tried_again(study: Study) -> list[Trial]:

@@ -202,17 +202,15 @@ def _effective_batch_size(context: StageContext[Equivalence]) -> int:
 
 def _others(context: StageContext[Equivalence], reference: Trial) -> list[Proposal]:
     splits, _ = _splits(context)
-    smaller = splits[splits.index(reference.config.split) + 1 :]
-    return [_of_split(context, reference, split) for split in smaller]
-
-
-def _of_split(context: StageContext[Equivalence], reference: Trial, split: Split) -> Proposal:
-    return _compared(
-        reference,
-        short_id(context, _name(split), split, reference.config.learning_rate),
-        micro_batch_size=split.micro_batch_size,
-        gradient_accumulation_steps=split.gradient_accumulation_steps,
-    )
+    return [
+        _compared(
+            reference,
+            short_id(context, _name(split), split, reference.config.learning_rate),
+            micro_batch_size=split.micro_batch_size,
+            gradient_accumulation_steps=split.gradient_accumulation_steps,
+        )
+        for split in splits[splits.index(reference.config.split) + 1 :]
+    ]
 
 
 def _controls(context: StageContext[Equivalence], reference: Trial, others: list[Proposal]) -> list[Proposal]:
@@ -305,7 +303,7 @@ def _conclusion(
     findings = EquivalenceFindings(_tolerance(context), _distances(context, control=False), controls, judgement)
     notes = (
         *meaning,
-        *_on_dropout(context),
+        *([_WITHOUT_DROPOUT] if any(trial.metric("num_dropouts_off") for trial in context.trials()) else []),
         *_on_precision(context),
         *notes_on_divergence(context),
         *_left_out(context),
@@ -375,10 +373,7 @@ def _no_sum(reference: Trial) -> str:
     )
 
 
-def _on_dropout(context: StageContext[Equivalence]) -> tuple[str, ...]:
-    if not any(trial.metric("num_dropouts_off") for trial in context.trials()):
-        return ()
-    return ("dropout was off in these runs: its masks differ between splits, which is no fault",)
+_WITHOUT_DROPOUT = "dropout was off in these runs: its masks differ between splits, which is no fault"
 
 
 def _on_precision(context: StageContext[Equivalence]) -> tuple[str, ...]:
@@ -440,6 +435,8 @@ def figures(context: StageContext[Equivalence]) -> list[Figure]:
     rows = {-float(i): names[trial.id] for i, (trial, _) in enumerate(shown)}
     marks = tuple(Mark(rho, row, number_text(rho)) for row, (_, rho) in zip(rows, shown, strict=True))
     same = [names[trial.id] for trial, rho in measured if rho == 0]
+    findings = found(context.study, EquivalenceFindings)
+    limit = findings and Line(findings.tolerance, f"tolerance {number_text(findings.tolerance)}", vertical=True)
     return [
         Figure(
             "equivalence",
@@ -447,18 +444,11 @@ def figures(context: StageContext[Equivalence]) -> list[Figure]:
             Axis("", lambda row: rows[row], ticks=tuple(rows)),
             (Series("", marks, OTHERS_COLOUR, joined=False),),
             f"Not on the axis, because rho is 0: {', '.join(same)}." if same else "",
-            _tolerance_lines(context),
+            (limit,) if limit else (),
             width=540,
             height=90 + 34 * len(shown),
         )
     ]
-
-
-def _tolerance_lines(context: StageContext[Equivalence]) -> tuple[Line, ...]:
-    findings = found(context.study, EquivalenceFindings)
-    if findings is None:
-        return ()
-    return (Line(findings.tolerance, f"tolerance {number_text(findings.tolerance)}", vertical=True),)
 
 
 COLUMNS = ("final_loss", "step_seconds", "tokens_per_second", "mfu", "rho")

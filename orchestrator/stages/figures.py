@@ -147,6 +147,11 @@ def batch_text(config: TrialConfig) -> str:
     return f"{config.effective_batch_size} ({split_text(config.split)})"
 
 
+def batches_text(batches: Sequence[int]) -> str:
+    """Return `effective batch 4`, `effective batches 4, 8` and the like."""
+    return f"effective batch{'es' if len(batches) > 1 else ''} {', '.join(map(str, batches))}"
+
+
 def split_text(split: Split) -> str:
     """Return `4 x 1`: the micro-batch, and its accumulation steps and, of several, ranks."""
     ranks = f" x {split.world_size}" if split.world_size > 1 else ""

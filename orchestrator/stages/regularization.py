@@ -28,7 +28,6 @@ from batchscout.orchestrator.stages.train import TrainFindings, chosen_run, loss
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
 from batchscout.orchestrator.units import loss_text
-from batchscout.trainers.config import OptimizerConfig
 from batchscout.trainers.criteria import spoken
 
 Regularizer = Literal["dropout", "label_smoothing", "weight_decay"]
@@ -132,17 +131,13 @@ def _settings(context: StageContext[Regularization]) -> list[Setting]:
 def _own(context: StageContext[Regularization]) -> dict[Regularizer, float]:
     """Return what can be set, as the chosen run has it."""
     chosen, takes = _source(context).config, context.study.facts.regularizers or {}
-    own: dict[Regularizer, float] = {"weight_decay": _weight_decay(chosen.optimizer)}
+    optimizer = chosen.optimizer  # one of the user's own has its decay in arguments that only it knows
+    own: dict[Regularizer, float] = {"weight_decay": 0.0 if optimizer.type == "own" else optimizer.weight_decay}
     if "dropout" in takes:
         own["dropout"] = takes["dropout"]
     if "label_smoothing" in takes and _why_unsmoothed(context) is None:
         own["label_smoothing"] = takes["label_smoothing"]
     return own
-
-
-def _weight_decay(optimizer: OptimizerConfig) -> float:
-    """Return 0 for an optimizer of the user's own, which has its decay in arguments that only it knows."""
-    return 0.0 if optimizer.type == "own" else optimizer.weight_decay
 
 
 def _why_unsmoothed(context: StageContext[Regularization]) -> str | None:
@@ -222,18 +217,19 @@ def _gap_text(gap: Gap) -> str:
 def _sentence(measured: Generalisation, gap: Gap, plain: Standing, findings: RegularizationFindings) -> str:
     smallest = measured.gaps[0]
     wider = f"{_gap_text(gap)}, wider than the {loss_text(smallest.gap)} at {smallest.effective_batch_size}"
-    tried = ", ".join(f"{run.setting} {loss_text(run.val_loss)}{_gap_of(run)}" for run in findings.runs)
-    without = f"val loss {loss_text(plain.val_loss)} without"
     if not findings.runs:
         return f"{wider}; no setting was trained to its end"
     assert findings.spread is not None, "a setting was trained to its end"
-    if findings.kept is None:
-        return f"{wider}; none of the settings lowers the loss by more than seeds vary ({loss_text(findings.spread)}): {without}; {tried}"
-    return f"{wider}; {findings.kept} is kept, as it lowers the loss by more than seeds vary ({loss_text(findings.spread)}): {without}; {tried}"
-
-
-def _gap_of(run: SettingRun) -> str:
-    return "" if run.generalisation_gap is None else f" (gap {loss_text(run.generalisation_gap)})"
+    gaps = [run.generalisation_gap for run in findings.runs]
+    told = ["" if gap is None else f" (gap {loss_text(gap)})" for gap in gaps]
+    tried = ", ".join(
+        f"{run.setting} {loss_text(run.val_loss)}{gap}" for run, gap in zip(findings.runs, told, strict=True)
+    )
+    which = f"{findings.kept} is kept, as it" if findings.kept else "none of the settings"
+    return (
+        f"{wider}; {which} lowers the loss by more than seeds vary ({loss_text(findings.spread)}): val loss "
+        f"{loss_text(plain.val_loss)} without; {tried}"
+    )
 
 
 def _notes(context: StageContext[Regularization], findings: RegularizationFindings) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from batchscout.orchestrator.config.stages import Branch, RampKind
 from batchscout.orchestrator.stages.branch.critical import growth, points_of
-from batchscout.orchestrator.stages.branch.findings import BranchFindings, PointFindings, RampRun
+from batchscout.orchestrator.stages.branch.findings import BranchFindings, Growth, PointFindings, RampRun
 from batchscout.orchestrator.stages.branch.propose import ramp_name
 from batchscout.orchestrator.stages.branch.source import runs_before, source_of
 from batchscout.orchestrator.stages.context import StageContext
@@ -21,7 +21,8 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
     """Conclude with the critical batch at every point. That it cannot be told is a result, too."""
     source = source_of(context)
     points = points_of(context, source)
-    ranking = _full_runs(context)
+    of_ramps = [trial for trial in context.trials() if trial.config.ramp]
+    ranking = standings([*runs_before(context), *of_ramps], context.config.target_loss)
     chosen = next(one for one in ranking if source.trial.candidate == one.name)
     ramps = [one for one in ranking if one.config.ramp]
     kinds: dict[str, RampKind] = {ramp_name(kind): kind for kind in context.stage.ramps}
@@ -36,12 +37,6 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
     )
     sentence = "; ".join(filter(None, (_of_points(findings), _of_ramps(context, ramps, chosen, winner, ranking))))
     return concluded(findings, sentence, (*source.left_out, *_notes(context, findings)))
-
-
-def _full_runs(context: StageContext[Branch]) -> list[Standing]:
-    """Return the ramps and the runs of the stages before, as far as they completed, the best first."""
-    ramps = [trial for trial in context.trials() if trial.config.ramp]
-    return standings([*runs_before(context), *ramps], context.config.target_loss)
 
 
 def _wins(ramp: Standing, chosen: Standing, width: float) -> bool:
@@ -61,7 +56,16 @@ def _of_points(findings: BranchFindings) -> str:
     if not findings.points:
         return "undetermined: the chosen run is too short to branch from, or no branch finished; see the notes"
     told = [f"{_critical_text(point)} at {number_text(point.samples_seen)} samples" for point in findings.points]
-    return f"the critical batch is {', '.join(told)}{_growth_text(findings)}"
+    grew = f": {_GROWTH[findings.growth]}" if len(findings.points) > 1 else ""
+    return f"the critical batch is {', '.join(told)}{grew}"
+
+
+_GROWTH: dict[Growth, str] = {
+    "grew": "it grew",
+    "stayed": "it did not grow",
+    "shrank": "it shrank",
+    "undetermined": "whether it grew is undetermined",
+}
 
 
 def _critical_text(point: PointFindings) -> str:
@@ -77,17 +81,6 @@ def _critical_text(point: PointFindings) -> str:
     )
 
 
-def _growth_text(findings: BranchFindings) -> str:
-    if len(findings.points) < 2:
-        return ""
-    return {
-        "grew": ": it grew",
-        "stayed": ": it did not grow",
-        "shrank": ": it shrank",
-        "undetermined": ": whether it grew is undetermined",
-    }[findings.growth]
-
-
 def _of_ramps(
     context: StageContext[Branch],
     ramps: Sequence[Standing],
@@ -100,10 +93,8 @@ def _of_ramps(
     width = tie_width(ranking)
     spread = seconds_text(width) if context.config.target_loss is not None else f"{loss_text(width)}"
     told = ", ".join(f"the {one.first.role} {_ending(context, one)}" for one in ramps)
-    against = f"{told}, the chosen run {_ending(context, chosen)}"
-    if winner is None:
-        return f"{against}: no ramp wins by more than the seeds' spread ({spread})"
-    return f"{against}: the {winner.first.role} wins by more than the seeds' spread ({spread})"
+    who = "no ramp" if winner is None else f"the {winner.first.role}"
+    return f"{told}, the chosen run {_ending(context, chosen)}: {who} wins by more than the seeds' spread ({spread})"
 
 
 def _ending(context: StageContext[Branch], standing: Standing) -> str:

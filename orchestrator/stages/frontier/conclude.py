@@ -47,19 +47,23 @@ def conclude(context: StageContext[Frontier]) -> Conclusion:
         return _nothing_fits(known)
     findings = _findings(known, chosen)
     beyond = out_of_reach(context.config, findings.rates) if num_full_runs(context.config, context.study) else []
-    notes = [_edge(known, mode) for mode in modes(context)] + notes_on_checkpointing(context)
     unit = context.study.facts.rate_unit
-    notes += (
-        _notes_on_verifications(known)
-        + _notes_on_the_front(findings, unit)
-        + _notes_on_the_data(findings)
-        + _notes_on_variants(known, chosen)
+    notes = (
+        *(_edge(known, mode) for mode in modes(context)),
+        *notes_on_checkpointing(context),
+        *_notes_on_verifications(known),
+        *_notes_on_the_front(findings, unit),
+        *_notes_on_the_data(findings),
+        *_notes_on_variants(known, chosen),
+        *notes_on_knobs(known, findings),
+        *_notes_on_lengths(findings, unit),
+        *_notes_on_earlier_studies(known),
+        *([f"not compared: {in_words(beyond)}"] if beyond else []),
+        *notes_on_divergence(context),
+        *notes_on_what_was_left_out(known),
+        *notes_on_the_machine(known),
     )
-    notes += notes_on_knobs(known, findings)
-    notes += _notes_on_lengths(findings, unit) + _notes_on_earlier_studies(known)
-    notes += [f"not compared: {in_words(beyond)}"] if beyond else []
-    notes += notes_on_divergence(context) + notes_on_what_was_left_out(known) + notes_on_the_machine(known)
-    return concluded(findings, _sentence(findings, unit, bool(beyond)), tuple(notes))
+    return concluded(findings, _sentence(findings, unit, bool(beyond)), notes)
 
 
 def _sentence(findings: FrontierFindings, rate_unit: str, sizes_left_out: bool) -> str:
@@ -104,24 +108,19 @@ def _findings(known: FrontierProgress, chosen: OperatingPoint) -> FrontierFindin
     measured = _measured(known, [*fitting, chosen])
     baseline = min(fitting, key=lambda point: point.micro_batch_size)
     largest = max((measured[point] for point in fitting), key=lambda one: (one.micro_batch_size, one.tokens_per_second))
-    front = pareto_front([_named(one) for one in measured.values()])
+    front = pareto_front(
+        [Point(str(one.point), one.tokens_per_second, one.peak_memory_bytes) for one in measured.values()]
+    )
     bend = knee(front)
     taken = known.verification.variant_of(chosen)
+    in_the_mode = [point for point in fitting if known.verification.as_trained(point).mode == chosen.mode]
     return FrontierFindings(
         chosen=measured[chosen],
         winner=known.finalists.trials_of(chosen)[-1].id,
         limit_bytes=known.trials.limit_bytes(),
         baseline=baseline,
         largest=largest,
-        fitting=tuple(
-            sorted(
-                {
-                    point.micro_batch_size
-                    for point in fitting
-                    if known.verification.as_trained(point).mode == chosen.mode
-                }
-            )
-        ),
+        fitting=tuple(sorted({point.micro_batch_size for point in in_the_mode})),
         front=tuple(front),
         knee=bend.name if bend else None,
         other_lengths=_by_length(known),
@@ -173,10 +172,6 @@ def _samples_per_second(decisive: list[Trial]) -> float | None:
     seconds = [(trial.config.effective_batch_size, trial.metric("step_seconds")) for trial in decisive]
     rates = [batch / step for batch, step in seconds if step]
     return statistics.geometric_mean(rates) if rates else None
-
-
-def _named(one: MeasuredPoint) -> Point:
-    return Point(str(one.point), one.tokens_per_second, one.peak_memory_bytes)
 
 
 def _by_length(known: FrontierProgress) -> tuple[LengthFindings, ...]:

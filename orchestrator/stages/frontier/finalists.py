@@ -74,11 +74,9 @@ class Finalists:
 
     def proposals(self) -> list[Proposal]:
         """Return a trial of every finalist in every round, round by round; none if there is only one finalist."""
+        lanes = self.trials.context.num_lanes
         rounds = range(1, self.num_rounds + 1)
-        return [self.trials.timing(point, n) for n in rounds for point in self._in_order(n)]
-
-    def _in_order(self, number: int) -> list[OperatingPoint]:
-        return in_turn(self._in_round(number), number, self.trials.context.num_lanes)
+        return [self.trials.timing(point, n) for n in rounds for point in in_turn(self._in_round(n), n, lanes)]
 
     def _in_round(self, number: int) -> list[OperatingPoint]:
         """Return the finalists of a round, without those that did not run in one before: they would compile in vain again."""

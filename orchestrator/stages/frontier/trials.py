@@ -109,10 +109,6 @@ class FrontierTrials:
         it."""
         return (self.study.facts.predicted_memory or {}).get(prediction_key(mode))
 
-    def _expected(self, point: OperatingPoint) -> dict[str, float]:
-        predicted = self.predicted(point.mode)
-        return {"predicted_memory_bytes": predicted.bytes_at(point.micro_batch_size)} if predicted else {}
-
     def probe(self, point: OperatingPoint) -> Proposal:
         return self._trial(
             point, steps=self.stage.steps, gpu_seconds=GPU_PROBE_SECONDS, longest_samples=True, any_size=True
@@ -154,6 +150,7 @@ class FrontierTrials:
             longest_samples=longest_samples,
             evaluation_samples=self.context.split(point.micro_batch_size).effective_batch_size,
         )
+        predicted = self.predicted(point.mode)
         return Proposal(
             name,
             "frontier",
@@ -162,7 +159,7 @@ class FrontierTrials:
             role=role,
             fresh_process=fresh_process,
             round=round,
-            expected=self._expected(point),
+            expected={"predicted_memory_bytes": predicted.bytes_at(point.micro_batch_size)} if predicted else {},
         )
 
 

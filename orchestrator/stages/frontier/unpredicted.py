@@ -14,11 +14,8 @@ def unpredicted_texts(found: Mapping[str, NotFollowed], num_modes: int) -> list[
     modes_of: dict[NotFollowed, list[str]] = {}
     for mode, why in found.items():
         modes_of.setdefault(why, []).append(mode)
-    return [
-        f"memory cannot be predicted for this model{_in_modes(modes, num_modes)}: {why}; {WHAT_FOLLOWS}"
-        for why, modes in modes_of.items()
-    ]
-
-
-def _in_modes(modes: list[str], num_modes: int) -> str:
-    return "" if len(modes) == num_modes else f" in {len(modes)} of {num_modes} modes ({'; '.join(modes)})"
+    told = []
+    for why, modes in modes_of.items():
+        where = "" if len(modes) == num_modes else f" in {len(modes)} of {num_modes} modes ({'; '.join(modes)})"
+        told.append(f"memory cannot be predicted for this model{where}: {why}; {WHAT_FOLLOWS}")
+    return told

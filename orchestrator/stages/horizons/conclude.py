@@ -119,16 +119,11 @@ def _crossing(context: StageContext[Horizons], law: Carried, now: int, then: int
     """Return the length from which on the real run's batch is likelier the best than the study's."""
     if now == then:
         return None
-    lengths = np.geomspace(1.0, length_of(context), NUM_LENGTHS)[1:]
-    ahead = [surface.p_best[then] >= surface.p_best[now] for surface in (law.at(math.log2(one)) for one in lengths)]
-    return next(
-        (
-            float(length) * context.config.sample_budget
-            for length, is_ahead in zip(lengths, ahead, strict=True)
-            if is_ahead
-        ),
-        None,
-    )
+    for length in np.geomspace(1.0, length_of(context), NUM_LENGTHS)[1:]:
+        p_best = law.at(math.log2(length)).p_best
+        if p_best[then] >= p_best[now]:
+            return float(length) * context.config.sample_budget
+    return None
 
 
 def _sentence(context: StageContext[Horizons], findings: HorizonsFindings) -> str:

@@ -10,6 +10,7 @@ from batchscout.orchestrator.config.stages import Throughput
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.figures import batches_text
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.forms import Form, worth_timing
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
@@ -43,8 +44,7 @@ def batches(context: StageContext[Throughput]) -> Batches:
 
 def named(batches: Iterable[int]) -> str:
     listed = sorted(batches)
-    several = len(listed) > 1
-    return f"effective batch{'es' * several} {', '.join(map(str, listed))} {'were' if several else 'was'}"
+    return f"{batches_text(listed)} {'were' if len(listed) > 1 else 'was'}"
 
 
 def _wanted(context: StageContext[Throughput]) -> tuple[list[int], list[str]]:

@@ -10,7 +10,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.noise_scale import NoiseScale, pooled_noise_scale
 from batchscout.orchestrator.stages.estimates.ranking import goodput
 from batchscout.orchestrator.stages.estimates.timing import Ratio, Timings, held_against
-from batchscout.orchestrator.stages.figures import split_text
+from batchscout.orchestrator.stages.figures import batches_text, split_text
 from batchscout.orchestrator.stages.findings import concluded
 from batchscout.orchestrator.stages.forms import Form, Rate, rate_of
 from batchscout.orchestrator.stages.input_bound import input_bound
@@ -29,7 +29,8 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
     if timed is None:
         reason = f"no effective batch could be measured; {why_they_diverge(context) or 'see the reasons of its trials'}"
         return Conclusion("throughput", ok=False, reason=reason)
-    forms = _fastest_forms(known, timed)
+    fastest_forms = {batch: known.fastest_form(timed, batch) for batch in known.batches.forms}
+    forms = {batch: form for batch, form in fastest_forms.items() if form is not None}
     fastest = timed.fastest_first(forms.values())[0]
     others = {batch: timed.ratio(form, fastest, len(forms)) for batch, form in forms.items() if form != fastest}
     scale = pooled_noise_scale(known.first_round())
@@ -49,15 +50,15 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
         busy=bool(unrest_of(known, timed)),
         input_bound=waits,
     )
-    said = [_fastest(fastest, timed), *_others(context, others), _noise(scale, findings)]
+    split = fastest.split
+    said = [
+        f"effective batch {split.effective_batch_size} ({split.micro_batch_size} x {split.gradient_accumulation_steps}) "
+        f"trains fastest: {timed.rate(fastest):,.1f} samples/s",
+        *_others(context, others),
+        _noise(scale, findings),
+    ]
     said += [str(waits)] if waits else []
     return concluded(findings, "; ".join(said), tuple(_notes(known, timed, forms)))
-
-
-def _fastest_forms(known: ThroughputProgress, timed: Timings[Form]) -> dict[int, Form]:
-    """Return each batch that ran, in its fastest form."""
-    fastest = {batch: known.fastest_form(timed, batch) for batch in known.batches.forms}
-    return {batch: form for batch, form in fastest.items() if form is not None}
 
 
 def unrest_of(known: ThroughputProgress, timed: Timings[Form]) -> str | None:
@@ -90,14 +91,6 @@ def _goodput_ends(rates: list[Rate], gains: dict[int, float], scale: NoiseScale)
     }
 
 
-def _fastest(form: Form, timed: Timings[Form]) -> str:
-    split = form.split
-    return (
-        f"effective batch {split.effective_batch_size} ({split.micro_batch_size} x {split.gradient_accumulation_steps}) "
-        f"trains fastest: {timed.rate(form):,.1f} samples/s"
-    )
-
-
 def _others(context: StageContext[Throughput], others: dict[int, Ratio]) -> list[str]:
     """Return how those that may be as fast, the next one and the baseline stand to the fastest."""
     ranked = sorted(others, key=lambda batch: -others[batch].point)
@@ -127,29 +120,20 @@ _BY_TOKENS = (
 
 def _notes(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, Form]) -> list[str]:
     by_tokens = known.context.config.micro_batch is not None
-    notes = [_BY_TOKENS if by_tokens else _EARLY + _at_another_rate(known)]
-    notes += [*known.batches.left_out, *_on_the_forms(known, timed, forms), *_on_the_machine(known, timed)]
+    notes = [_BY_TOKENS if by_tokens else _EARLY]
+    if not by_tokens and (share := lowered(known.context)) != 1:
+        notes[0] += f"; it is measured at down to 1/{share:,} of the study's learning rate, where weights hardly move"
+    notes += [*known.batches.left_out, *_on_the_forms(known, timed, forms)]
+    if unrest := unrest_of(known, timed):
+        notes.append(f"the machine was busy: {unrest}. Time the batches again when it is quiet")
     notes += notes_on_divergence(known.context)
     single = [batch for batch, form in forms.items() if form.split.num_micro_batches == 1]
     if single and not by_tokens:
-        notes.append(f"at {_listed(single)} a step is one micro-batch, so it tells no noise scale: that takes two")
+        notes.append(f"at {batches_text(single)} a step is one micro-batch, so it tells no noise scale: that takes two")
     below = sorted({trial.config.effective_batch_size for trial in known.first_round() if _in_the_noise(trial)})
     if below:
-        notes.append(f"at {_listed(below)} the coherence is not above its noise floor")
+        notes.append(f"at {batches_text(below)} the coherence is not above its noise floor")
     return notes
-
-
-def _at_another_rate(known: ThroughputProgress) -> str:
-    share = lowered(known.context)
-    return (
-        ""
-        if share == 1
-        else f"; it is measured at down to 1/{share:,} of the study's learning rate, where weights hardly move"
-    )
-
-
-def _listed(batches: list[int]) -> str:
-    return f"effective batch{'es' * (len(batches) > 1)} {', '.join(map(str, batches))}"
 
 
 def _on_the_forms(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, Form]) -> list[str]:
@@ -164,11 +148,6 @@ def _on_the_forms(known: ThroughputProgress, timed: Timings[Form], forms: dict[i
                 against = held_against(split_text(form.split), ratio)
                 notes.append(f"effective batch {batch} as {split_text(forms[batch].split)}: {against}")
     return notes
-
-
-def _on_the_machine(known: ThroughputProgress, timed: Timings[Form]) -> list[str]:
-    unrest = unrest_of(known, timed)
-    return [f"the machine was busy: {unrest}. Time the batches again when it is quiet"] if unrest else []
 
 
 def _in_the_noise(trial: Trial) -> bool:

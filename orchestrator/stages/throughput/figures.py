@@ -37,24 +37,25 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
     """Return speed, noise scale, coherence and goodput over the effective batch."""
     noise = _noise_marks(context)
     speed = Series("", _speed_marks(context), OTHERS_COLOUR)
-    coherence = _of_batches("coherence", _coherence_marks(context), OTHERS_COLOUR)
+    floors = {mark.x: mark.y for mark in _marks(context, "coherence_floor")}
+    agreeing = tuple(coherence_mark(one.x, one.y, floors.get(one.x)) for one in _marks(context, "coherence"))
+    coherence = _of_batches("coherence", agreeing, OTHERS_COLOUR)
     floor = replace(_of_batches("floor", _marks(context, "coherence_floor"), AUXILIARY_COLOUR), dashed=True)
     gain = Series("", _goodput_marks(context), OTHERS_COLOUR)
-    gain_figure = _figure(
-        "goodput",
-        context,
-        Axis("goodput, relative", zero=True),
-        (gain,),
-        "Progress per second, with its 95 % interval.",
-    )
+    # It ends above the estimates: an interval that reaches far must not flatten them.
+    noise_axis = Axis("noise scale, samples", zero=True, top=3 * max((mark.y for mark in noise), default=1.0))
+    findings = found(context.study, ThroughputFindings)
+    critical = findings.critical_batch_size if findings else None
+    limits = (Line(critical, f"critical {number_text(critical)}", vertical=True),) if critical else ()
     return [
         _figure("speed", context, Axis(context.study.facts.rate_unit, zero=True), (speed,), SPEED_CAPTION),
-        _figure("noise_scale", context, _noise_axis(noise), (_of_batches("", noise, OTHERS_COLOUR),), NOISE_CAPTION),
+        _figure("noise_scale", context, noise_axis, (_of_batches("", noise, OTHERS_COLOUR),), NOISE_CAPTION),
         _figure("coherence", context, Axis("gradient coherence", zero=True), (coherence, floor), COHERENCE_CAPTION),
-        replace(gain_figure, lines=_critical_lines(context)),
+        _figure("goodput", context, Axis("goodput, relative", zero=True), (gain,), GOODPUT_CAPTION, limits),
     ]
 
 
+GOODPUT_CAPTION = "Progress per second, with its 95 % interval."
 SPEED_CAPTION = "What accumulation costs; the bar is from the slowest to the fastest round."
 NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval."
 COHERENCE_CAPTION = (
@@ -68,11 +69,16 @@ def _of_batches(label: str, marks: tuple[Mark, ...], colour: int) -> Series:
 
 
 def _figure(
-    name: str, context: StageContext[Throughput], y_axis: Axis, series: tuple[Series, ...], caption: str
+    name: str,
+    context: StageContext[Throughput],
+    y_axis: Axis,
+    series: tuple[Series, ...],
+    caption: str,
+    lines: tuple[Line, ...] = (),
 ) -> Figure:
     batches = tuple(float(trial.config.effective_batch_size) for trial in context.trials())
     x_axis = Axis("effective batch, samples", log=True, ticks=batches)
-    return Figure(name, x_axis, y_axis, series, caption, width=530, height=230)
+    return Figure(name, x_axis, y_axis, series, caption, lines, width=530, height=230)
 
 
 def _speed_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
@@ -99,11 +105,6 @@ def _marks(context: StageContext[Throughput], metric: str) -> tuple[Mark, ...]:
     return tuple(Mark(x, y) for x, y in sorted((x, y) for x, y in points if y is not None))
 
 
-def _coherence_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
-    floor = {mark.x: mark.y for mark in _marks(context, "coherence_floor")}
-    return tuple(coherence_mark(one.x, one.y, floor.get(one.x)) for one in _marks(context, "coherence"))
-
-
 def _goodput_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
     findings = found(context.study, ThroughputFindings)
     ends = findings.goodput_ends if findings else {}
@@ -120,14 +121,3 @@ def _noise_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
     return tuple(
         noise_scale_mark(one.x, one.y, low.get(one.x), high.get(one.x)) for one in _marks(context, "noise_scale")
     )
-
-
-def _noise_axis(marks: tuple[Mark, ...]) -> Axis:
-    """Return an axis that ends above the estimates: an interval that reaches far must not flatten them."""
-    return Axis("noise scale, samples", zero=True, top=3 * max((mark.y for mark in marks), default=1.0))
-
-
-def _critical_lines(context: StageContext[Throughput]) -> tuple[Line, ...]:
-    findings = found(context.study, ThroughputFindings)
-    critical = findings.critical_batch_size if findings else None
-    return (Line(critical, f"critical {number_text(critical)}", vertical=True),) if critical else ()

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.stages import Throughput
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
@@ -99,9 +98,6 @@ class ThroughputProgress:
         more = total(_cost(form, self._noise_steps(form) - _timed_steps(form)) for form in self.forms)
         return self.allowed.holds(self._cost(self.batches.forms) + more)
 
-    def _steps(self, form: Form, number: int) -> int:
-        return self._noise_steps(form) if number == 1 and self._measures_noise else _timed_steps(form)
-
     def _noise_steps(self, form: Form) -> int:
         """Return the optimizer steps of a timing that measures the noise scale, which takes several micro-batches a
         step. None does where they are cut by tokens."""
@@ -174,19 +170,15 @@ class ThroughputProgress:
         name, rate = self._run(form, number)
         if name in self.context.study.trials:
             return self.context.study.trials[name].proposal
-        steps = self._steps(form, number)
+        steps = self._noise_steps(form) if number == 1 and self._measures_noise else _timed_steps(form)
         config = self.context.short_trial(
             form.split, form.mode, steps, gpu_timing_seconds=GPU_TIMING_SECONDS, learning_rate=rate
         )
         return Proposal(name, "throughput", config, candidate=name, round=number)
 
-    @cached_property
-    def _chosen_mode(self) -> Mode | None:
-        return chosen_mode(self.context.study)
-
     def _run(self, form: Form, number: int) -> tuple[str, float]:
         """Return (the id, the learning rate) of a form's trial in a round."""
-        mode = "" if form.mode == self._chosen_mode else f"-{form.mode}"
+        mode = "" if form.mode == chosen_mode(self.context.study) else f"-{form.mode}"
         return short_run(self.context, f"throughput-{form.split}{mode}-round{number}", form.split)
 
 

@@ -9,7 +9,6 @@ surface over batch and rate says after which run the choice would waste least, u
 from __future__ import annotations
 
 from batchscout.orchestrator.config.stages import Frontier, Train
-from batchscout.orchestrator.stages.candidates import Candidate
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS
 from batchscout.orchestrator.stages.findings import winner_of
@@ -46,18 +45,13 @@ from batchscout.orchestrator.units import counted, number_text
 def describe(context: StageContext[Train]) -> list[str]:
     most = num_full_runs(context)
     if context.config.keys_of(Frontier):
-        runs = [f"each batch in its fastest form, at equal {_cost(context)}; {counted(most, 'run')} at most"]
+        cost = "samples" if context.config.objective == "samples" else "training time"
+        runs = [f"each batch in its fastest form, at equal {cost}; {counted(most, 'run')} at most"]
     else:
-        runs = [*map(_described, lineup_of(context).candidates), f"{counted(most, 'run')} at most"]
+        candidates = lineup_of(context).candidates
+        runs = [f"train-{one.split}  {one.told}, {number_text(one.sample_budget)} samples" for one in candidates]
+        runs.append(f"{counted(most, 'run')} at most")
     return [*runs, *foreseen(context)]
-
-
-def _cost(context: StageContext[Train]) -> str:
-    return "samples" if context.config.objective == "samples" else "training time"
-
-
-def _described(candidate: Candidate) -> str:
-    return f"train-{candidate.split}  {candidate.told}, {number_text(candidate.sample_budget)} samples"
 
 
 def num_full_runs(context: StageContext[Train]) -> int:

@@ -100,13 +100,13 @@ def choice_of(context: StageContext[Train], surface: Surface) -> Choice:
     reached = [one for one in complete if one.reached] or complete
     run = min(reached, key=lambda one: surface.regret(setting_of(one.first)))
     may_stay = own is not None and own is not run and (own.reached or not run.reached)
-    if own is not None and may_stay and p_better(context, surface, _setting(run), _setting(own)) < LIKELY:
+    if (
+        own is not None
+        and may_stay
+        and p_better(context, surface, setting_of(run.first), setting_of(own.first)) < LIKELY
+    ):
         run = own
     return Choice(run, surface.regret(setting_of(run.first)), own)
-
-
-def _setting(standing: Standing) -> Setting:
-    return setting_of(standing.first)
 
 
 def p_better(context: StageContext[Train], surface: Surface, setting: Setting, own: Setting) -> float:

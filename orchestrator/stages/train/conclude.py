@@ -10,7 +10,6 @@ import numpy as np
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.generalisation import (
-    Gap,
     Generalisation,
     generalisation_of,
     overfitting_of,
@@ -60,7 +59,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         *_off_their_speed(findings),
         *_foretold(context, findings),
         *_widening(findings.generalisation),
-        *_overfitting(winner),
+        *([f"the best run overfits: {overfitting}"] if (overfitting := overfitting_of(winner.first)) else []),
         *_cut(context),
     )
     return concluded(findings, _sentence(context, winner, findings), notes)
@@ -169,20 +168,14 @@ def _widening(generalisation: Generalisation | None) -> list[str]:
     gaps = generalisation.gaps if generalisation else ()
     if generalisation is None or not any(generalisation.is_wider(gap) for gap in gaps):
         return []
+    each = [
+        f"{loss_text(gap.gap)} at effective batch {gap.effective_batch_size} ({gap.sample_budget:,} samples)"
+        for gap in gaps
+    ]
     return [
         "the generalisation gap (validation loss less the loss over samples that were trained on) widens with the batch, as it "
-        f"often does (arXiv 1609.04836): {'; '.join(map(_gap_text, gaps))}; seeds alone vary by {loss_text(generalisation.deviation)}"
+        f"often does (arXiv 1609.04836): {'; '.join(each)}; seeds alone vary by {loss_text(generalisation.deviation)}"
     ]
-
-
-def _gap_text(gap: Gap) -> str:
-    return f"{loss_text(gap.gap)} at effective batch {gap.effective_batch_size} ({gap.sample_budget:,} samples)"
-
-
-def _overfitting(winner: Standing) -> list[str]:
-    """Return where the best run of the winning batch began to overfit, if it did."""
-    found = overfitting_of(winner.first)
-    return [f"the best run overfits: {found}"] if found else []
 
 
 WINNERS_CUT = 0.01
@@ -208,15 +201,10 @@ def _foretold(context: StageContext[Train], findings: TrainFindings) -> list[str
         return []
     came_out = [one.effective_batch_size for one in sorted(run, key=lambda one: one.score)]
     predicted = sorted(came_out, key=lambda batch: -goodputs[batch])
+    told, foretold = (", ".join(map(str, batches)) for batches in (came_out, predicted))
     if predicted == came_out:
-        return [f"the goodput estimate predicted this order of the batches: {_listed(came_out)}"]
-    return [
-        f"the goodput estimate predicted the order {_listed(predicted)}; at their best rates the batches came out {_listed(came_out)}"
-    ]
-
-
-def _listed(batches: Sequence[int]) -> str:
-    return ", ".join(map(str, batches))
+        return [f"the goodput estimate predicted this order of the batches: {told}"]
+    return [f"the goodput estimate predicted the order {foretold}; at their best rates the batches came out {told}"]
 
 
 def _batch_findings(context: StageContext[Train], lineup: Lineup, surface: Surface, batch: int) -> BatchFindings:
@@ -258,19 +246,12 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
     if len(findings.batches) == 1:
         return f"{what}, the only batch, ends at {ending}; {tried}"
     batches = len({t.config.effective_batch_size for t in trials})
-    return (
-        f"{what} ends at {ending}, at equal cost ({_cost(findings)}), {_wasting(context, findings)}; "
-        f"{batches} of {len(findings.batches)} batches were run, in {tried}"
-    )
-
-
-def _wasting(context: StageContext[Train], findings: TrainFindings) -> str:
+    cost = "the same samples"
+    if findings.seconds is not None:
+        cost = f"{training_time_text(findings.seconds)} of training planned for each"
     assert findings.regret_time is not None, "the stage has just found it"
     of_what = "samples" if context.config.objective == "samples" else "training time"
-    return f"and wastes {share_text(findings.regret_time)} of the {of_what} on average against the best one"
-
-
-def _cost(findings: TrainFindings) -> str:
-    if findings.seconds is None:
-        return "the same samples"
-    return f"{training_time_text(findings.seconds)} of training planned for each"
+    return (
+        f"{what} ends at {ending}, at equal cost ({cost}), and wastes {share_text(findings.regret_time)} of the {of_what} on average "
+        f"against the best one; {batches} of {len(findings.batches)} batches were run, in {tried}"
+    )

@@ -37,16 +37,11 @@ def _of_gaps(generalisation: Generalisation) -> Figure:
         Mark(gap.effective_batch_size, gap.gap, f"{loss_text(gap.gap)}", low=gap.gap - spread, high=gap.gap + spread)
         for gap in generalisation.gaps
     )
-    return Figure(
-        "generalisation_gap",
-        Axis("effective batch, samples", log=True, ticks=tuple(float(mark.x) for mark in marks)),
-        Axis("generalisation gap"),
-        (Series("", marks, OTHERS_COLOUR),),
+    caption = (
         "The validation loss at the end of each batch's best run, less the loss over samples that it was trained on, "
-        "both without dropout; the bar is the seeds' deviation.",
-        width=540,
-        height=290,
+        "both without dropout; the bar is the seeds' deviation."
     )
+    return _over_batches("generalisation_gap", "generalisation gap", marks, caption)
 
 
 def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure:
@@ -65,13 +60,13 @@ def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure
         for one in findings.batches
     )
     what = "seconds to the target loss" if context.config.objective == "target" else "validation loss"
-    return Figure(
-        "batches",
-        Axis("effective batch, samples", log=True, ticks=tuple(float(mark.x) for mark in marks)),
-        Axis(f"{what} at equal cost"),
-        (Series("", marks, OTHERS_COLOUR),),
+    caption = (
         "What each batch comes to at its own best learning rate, by the surface through all runs, with its 90 % interval. "
-        "P: the probability that it is the best of all.",
-        width=540,
-        height=290,
+        "P: the probability that it is the best of all."
     )
+    return _over_batches("batches", f"{what} at equal cost", marks, caption)
+
+
+def _over_batches(name: str, what: str, marks: tuple[Mark, ...], caption: str) -> Figure:
+    x_axis = Axis("effective batch, samples", log=True, ticks=tuple(float(mark.x) for mark in marks))
+    return Figure(name, x_axis, Axis(what), (Series("", marks, OTHERS_COLOUR),), caption, width=540, height=290)

@@ -11,7 +11,7 @@ from batchscout.orchestrator.stages.candidates import Candidate
 from batchscout.orchestrator.stages.chosen import chosen_mode
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.rates import Rate, rates
-from batchscout.orchestrator.stages.too_short import in_words, too_short
+from batchscout.orchestrator.stages.too_short import TooShort, in_words, too_short
 
 
 @dataclass(frozen=True)
@@ -38,32 +38,19 @@ def lineup_of(context: StageContext[Train]) -> Lineup:
         budget = context.config.sample_budget
         alone = Candidate("", given, chosen_mode(context.study), budget, protected=True)
         return Lineup((alone,), None, ())
-    baseline = _baseline(known, baseline_batch(context.config))
-    seconds = _seconds(context, baseline)
+    own = baseline_batch(context.config)  # or the nearest to it in proportion
+    baseline = min(known, key=lambda rate: abs(math.log(rate.effective_batch_size / own)))
+    budget = context.config.sample_budget
+    seconds = None if context.config.objective == "samples" else budget / baseline.samples_per_second
     candidates = tuple(_candidate(context, rate, seconds, baseline, known) for rate in known)
-    short = {
-        one: found
-        for one, rate in zip(candidates, known, strict=True)
-        if not one.protected
-        and (found := too_short(context.config, rate.effective_batch_size, _speedup(rate, baseline)))
-    }
+    short = dict[Candidate, TooShort]()
+    for one, rate in zip(candidates, known, strict=True):
+        speedup = rate.samples_per_second / baseline.samples_per_second
+        found = too_short(context.config, rate.effective_batch_size, speedup)
+        if found and not one.protected:
+            short[one] = found
     large_enough = tuple(one for one in candidates if one not in short)
     return Lineup(large_enough, seconds, (f"left out: {in_words([*short.values()])}",) if short else ())
-
-
-def _speedup(rate: Rate, baseline: Rate) -> float:
-    return rate.samples_per_second / baseline.samples_per_second
-
-
-def _baseline(known: tuple[Rate, ...], batch: int) -> Rate:
-    """Return the rate of the study file's own batch, or of the nearest to it in proportion."""
-    return min(known, key=lambda rate: abs(math.log(rate.effective_batch_size / batch)))
-
-
-def _seconds(context: StageContext[Train], baseline: Rate) -> float | None:
-    if context.config.objective == "samples":
-        return None
-    return context.config.sample_budget / baseline.samples_per_second
 
 
 def _candidate(

@@ -26,6 +26,7 @@ from batchscout.orchestrator.stages.figures import (
     Series,
 )
 from batchscout.orchestrator.stages.train.choice import choice_of, full_runs, surface_of, whose
+from batchscout.orchestrator.stages.train.conclude import interval
 from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.stages.train.lineup import lineup_of
 from batchscout.orchestrator.units import exact_text, loss_text, number_text
@@ -49,10 +50,11 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
     batches = surface.coordinates.batches
     against, (cells, shades) = _differences(context, surface), _cells(surface, observed, what)
     runs = _runs(context, surface, observed, what)
+    diverged = [one for one in observed if one.loss is None]
+    lost = tuple(Mark(one.effective_batch_size, one.learning_rate, "diverged", "cross") for one in diverged)
     roles = {mark.kind for mark in runs.marks}
-    cut = (
-        "; with a ~, what a run that was cut would have come to" if any("~" in mark.text for mark in runs.marks) else ""
-    )
+    has_cut = any("~" in mark.text for mark in runs.marks)
+    cut = "; with a ~, what a run that was cut would have come to" if has_cut else ""
     looks = ["ringed: recommended"] * ("chosen" in roles) + [f"green: {_whose(context)}"] * ("baseline" in roles)
     return [
         *([against] if sum(len(one.marks) for one in against.series) > 1 else []),
@@ -60,7 +62,7 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
             "surface",
             Axis("effective batch, samples", log=True, ticks=tuple(float(batch) for batch in batches)),
             Axis("learning rate", log=True),
-            (_best_rates(surface), runs, _diverged(observed)),
+            (_best_rates(surface), runs, Series("diverged" if lost else "", lost, FAILED_COLOUR, joined=False)),
             f"The {what} at equal cost that the surface through all runs has: the stronger the shade, the lower, as the scale above says. Numbers are what "
             f"the runs came to{cut}{''.join(f'; {one}' for one in looks)}. The dashed line is each batch's best learning rate, with its 90 % interval.",
             cells=cells,
@@ -89,7 +91,7 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
 
     def mark(batch: int, loss: NDArray[np.float64], told: str) -> Mark:
         share = surface.time_share(surface.at(chosen), loss)
-        low, middle, high = (1 - float(one) for one in np.quantile(share, (0.95, 0.5, 0.05)))
+        high, middle, low = (1 - one for one in interval(share))
         return Mark(batch, middle, _share_text(middle), low=low, high=high, told=told)
 
     p_best = surface.p_best
@@ -156,22 +158,12 @@ def _runs(context: StageContext[Train], surface: Surface, observed: Sequence[Obs
     return Series("runs", tuple(marks), OTHERS_COLOUR, joined=False)
 
 
-def _diverged(observed: Sequence[Observation]) -> Series:
-    lost = [one for one in observed if one.loss is None]
-    marks = tuple(Mark(one.effective_batch_size, one.learning_rate, "diverged", "cross") for one in lost)
-    return Series("diverged" if marks else "", marks, FAILED_COLOUR, joined=False)
-
-
 def _best_rates(surface: Surface) -> Series:
     marks = []
     for batch in surface.coordinates.batches:
-        low, middle, high = (surface.coordinates.rate(batch, u) for u in _interval(surface, batch))
+        low, middle, high = (surface.coordinates.rate(batch, u) for u in interval(surface.best_u(batch)))
         marks.append(Mark(batch, middle, low=low, high=high))
     return Series("best rate", tuple(marks), AUXILIARY_COLOUR, dashed=True)
-
-
-def _interval(surface: Surface, batch: int) -> list[float]:
-    return [float(u) for u in np.quantile(surface.best_u(batch), (0.05, 0.5, 0.95))]
 
 
 def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> tuple[tuple[Cell, ...], dict[str, float]]:
@@ -180,11 +172,12 @@ def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> tupl
     rates = [one.learning_rate for one in observed]
     low, high = math.log2(min(rates)) - MARGIN, math.log2(max(rates)) + MARGIN
     rungs = [float(step) for step in np.arange(math.floor(low / STEP), math.ceil(high / STEP) + 1) * STEP]
+    highest = np.median(surface.cliffs, axis=0)  # the u up to which each batch trains as likely as not
     losses = {
         (i, rung): float(surface.loss(batch, coordinates.u(batch, 2**rung)).mean())
         for i, batch in enumerate(coordinates.batches)
         for rung in rungs
-        if coordinates.u(batch, 2**rung) <= _highest(surface, batch)
+        if coordinates.u(batch, 2**rung) <= highest[i]
     }
     lowest = min(losses.values())
     typical = float(np.median([loss - lowest for loss in losses.values()])) or 1.0
@@ -206,11 +199,6 @@ def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> tupl
     )
     steps = (lowest + share * typical for share in (0, 0.25, 0.5, 1, 2))
     return cells, {f"{loss:.4g}": strength(loss) for loss in steps}
-
-
-def _highest(surface: Surface, batch: int) -> float:
-    """Return the u up to which the batch trains as likely as not."""
-    return float(np.median(surface.cliffs[:, surface.coordinates.batches.index(batch)]))
 
 
 def _edges(batches: Sequence[int]) -> list[float]:
