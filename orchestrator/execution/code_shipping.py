@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from batchscout.orchestrator.config.placeholders import texts_in
 from batchscout.trainers.files import quoted
 
 # Ray itself refuses 500 MiB, but only after it has zipped them.
@@ -142,13 +143,7 @@ def shipped_files(path: Path, left_out: frozenset[Path], patterns: tuple[tuple[P
 def absolute_paths(value: object) -> Iterator[Path]:
     """Yield the existing absolute paths among the texts of (nested) keyword arguments, such as a study's
     data.kwargs."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from absolute_paths(item)
-    elif isinstance(value, str) and value.startswith("/") and Path(value).exists():
-        yield Path(value)
+    return (Path(text) for _, text in texts_in(value) if text.startswith("/") and Path(text).exists())
 
 
 def _sources(package: Path) -> dict[Path, bytes]:

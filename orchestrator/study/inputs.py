@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.placeholders import texts_in
 from batchscout.trainers.criteria import import_path
 from batchscout.trainers.files import own_file
 from batchscout.trainers.user_code import import_path_of, script_file
@@ -18,7 +19,8 @@ def data_files_of(config: StudyConfig) -> dict[str, str]:
     """Return a digest of each file that the study file names, by its key. Those in a folder, or that a default argument names, are not
     among them."""
     named = {"data.kwargs": config.data.kwargs, "model.kwargs": config.model.kwargs}
-    return {key: _digest(path) for key, path in _files_among(named | {"initial_weights": config.initial_weights})}
+    texts = texts_in(named | {"initial_weights": config.initial_weights})
+    return {key: _digest(Path(text)) for key, text in texts if _may_be_a_path(text) and Path(text).is_file()}
 
 
 def import_paths(config: StudyConfig) -> list[str | None]:
@@ -55,18 +57,6 @@ def _files_of(package: str) -> Iterator[tuple[Path, Path]]:
     beside = Path(found.origin).parent
     files += [] if folders else [(beside, file) for file in beside.glob("*.py")]
     yield from ((root, file) for root, file in files if file.is_file())
-
-
-def _files_among(value: object, key: str = "") -> Iterator[tuple[str, Path]]:
-    """Yield the files among the texts of nested keyword arguments, each by its key."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _files_among(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            yield from _files_among(item, f"{key}.{number}")
-    elif isinstance(value, str) and _may_be_a_path(value) and Path(value).is_file():
-        yield key, Path(value)
 
 
 def _may_be_a_path(text: str) -> bool:
