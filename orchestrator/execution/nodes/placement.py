@@ -62,7 +62,8 @@ def lane_shape(config: StudyConfig, choice: Choice) -> LaneShape:
     rooms = [Room(node.num_cpus, node.num_gpus if use_gpu else None) for node in choice.nodes]
     world_size, placement = config.world_size, config.placement
     num_gpus, num_cpus = sum(room.num_gpus or 0 for room in rooms), sum(room.num_cpus for room in rooms)
-    num_lanes = placement.lanes or (max(1, _lanes_on_gpus(rooms, world_size, placement.strategy)) if use_gpu else 1)
+    of_gpus = lanes_on([room.num_gpus or 0 for room in rooms], world_size, placement.strategy)
+    num_lanes = placement.lanes or (max(1, of_gpus) if use_gpu else 1)
     share = placement.cpus_per_rank or largest_share(rooms, num_lanes, world_size, placement.strategy)
     shape = LaneShape(num_lanes, world_size, share, use_gpu, placement.strategy, choice.demanded)
     has = "has" if all(node.is_there for node in choice.nodes) else "has at most"
@@ -72,10 +73,9 @@ def lane_shape(config: StudyConfig, choice: Choice) -> LaneShape:
     return shape
 
 
-def _lanes_on_gpus(rooms: Sequence[Room], world_size: int, strategy: PlacementStrategy) -> int:
-    """Return the most lanes that the GPUs of all nodes are enough for."""
-    gpus = [room.num_gpus or 0 for room in rooms]
-    return sum(there // world_size for there in gpus) if strategy == "strict_pack" else sum(gpus) // world_size
+def lanes_on(ranks: Sequence[int], world_size: int, strategy: PlacementStrategy) -> int:
+    """Return how many lanes nodes hold together that have room for so many ranks each."""
+    return sum(there // world_size for there in ranks) if strategy == "strict_pack" else sum(ranks) // world_size
 
 
 def refuse_gpus_without_cuda(nodes: Iterable[Mapping[str, Any]]) -> None:
@@ -121,11 +121,10 @@ def _hold(
 ) -> bool:
     """True if nodes with these rooms hold so many lanes, none of whose ranks is on two of them, as the strategy wants it."""
     ranks = [room.num_ranks(cpus_per_rank) for room in rooms]
-    if strategy == "strict_pack":
-        return sum(there // world_size for there in ranks) >= num_lanes
-    even = num_lanes * -(-world_size // max(1, len(rooms)))
-    held = sum(min(there, even) for there in ranks) if strategy == "spread" else sum(ranks)
-    return held >= num_lanes * world_size
+    if strategy == "spread":
+        even = num_lanes * -(-world_size // max(1, len(rooms)))
+        ranks = [min(there, even) for there in ranks]
+    return lanes_on(ranks, world_size, strategy) >= num_lanes
 
 
 def _refuse_too_few(shape: LaneShape, what: str, num_needed: int, num_there: int, has: str) -> None:
@@ -142,7 +141,7 @@ def _refuse_too_small_nodes(shape: LaneShape, rooms: Sequence[Room]) -> None:
     if shape.strategy != "strict_pack" or shape.world_size == 1:
         return
     ranks = [room.num_ranks(shape.cpus_per_rank) for room in rooms]
-    held = sum(there // shape.world_size for there in ranks)
+    held = lanes_on(ranks, shape.world_size, shape.strategy)
     if held >= shape.num_lanes:
         return
     needs = f"{'a GPU and ' if shape.use_gpu else ''}{counted(shape.cpus_per_rank, 'CPU')} each"

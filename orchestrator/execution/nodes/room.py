@@ -6,17 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from batchscout.orchestrator.execution.nodes.autoscaler import MayStart
 from batchscout.orchestrator.execution.nodes.node_kinds import Choice, Node
-from batchscout.orchestrator.execution.nodes.placement import LaneShape, Room
+from batchscout.orchestrator.execution.nodes.placement import LaneShape, Room, lanes_on
 
 
 def lanes_held(nodes: Iterable[Node], choice: Choice, shape: LaneShape) -> int:
     """Return how many lanes run at once on these nodes, as far as they are of the kind that the study runs on. What else runs there is
     not asked: a lane that finds no room waits for it."""
     rooms = [Room(node.num_cpus, node.num_gpus if shape.use_gpu else None) for node in nodes if choice.takes(node)]
-    ranks = [room.num_ranks(shape.cpus_per_rank) for room in rooms]
-    if shape.strategy == "strict_pack":
-        return sum(there // shape.world_size for there in ranks)
-    return sum(ranks) // shape.world_size
+    return lanes_on([room.num_ranks(shape.cpus_per_rank) for room in rooms], shape.world_size, shape.strategy)
 
 
 def at_most(there: Sequence[Node], scaler: MayStart) -> list[Node]:
