@@ -30,7 +30,7 @@ from batchscout.orchestrator.execution.dispatcher import DispatcherHandle, crash
 from batchscout.orchestrator.execution.ray_private.cluster import is_draining
 from batchscout.orchestrator.execution.termination import is_told_to_end
 from batchscout.orchestrator.study.messages import Assignment, Device, Host, Message
-from batchscout.orchestrator.study.storage.marker import RunMarker
+from batchscout.orchestrator.study.storage.marker import RunMarker, is_seen
 from batchscout.orchestrator.study.storage.stored_trials import Publication
 from batchscout.orchestrator.units import bytes_text, exit_text, shortened
 from batchscout.trainers.config import TrialConfig, left_as_it_is
@@ -67,7 +67,7 @@ class Place:
     """What it sees if it sees the run directory; None where nobody is asked."""
 
     def introduce(self) -> None:
-        host = _host(sees_run_directory=self.marker is None or self.marker.is_seen())
+        host = _host(sees_run_directory=self.marker is None or is_seen(self.marker))
         ray.get(self.dispatcher.introduce.remote(self.lane, host, get_current_placement_group(), self.rank))
 
     def next_assignment(self, group: str, turn: int) -> Assignment | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -23,11 +22,7 @@ class Marker:
     path: str
     word: str
 
-    def is_seen(self, seconds: float = SECONDS_TO_SEE) -> bool:
-        """True if this process reads the word, at once or within so many seconds."""
-        return _comes_true(self._is_read, seconds)
-
-    def _is_read(self) -> bool:
+    def is_read(self) -> bool:
         try:
             return Path(self.path).read_text() == self.word
         except OSError:  # absent, or a directory above it that may not be entered
@@ -40,27 +35,24 @@ class StoreMarker:
 
     store: ObjectStore
 
-    def is_seen(self, seconds: float = SECONDS_TO_SEE) -> bool:
-        """True if this process reads it, at once or within so many seconds."""
-        return _comes_true(self._is_read, seconds)
-
-    def _is_read(self) -> bool:
+    def is_read(self) -> bool:
         try:
             return self.store.read("study.yaml") is not None
         except StorageLost:  # no network, no credentials, or other ones
             return False
 
 
-def _comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+RunMarker: TypeAlias = Marker | StoreMarker
+
+
+def is_seen(marker: RunMarker, seconds: float = SECONDS_TO_SEE) -> bool:
+    """True if this process reads what the marker names, at once or within so many seconds."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not marker.is_read():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
     return True
-
-
-RunMarker: TypeAlias = Marker | StoreMarker
 
 
 def mark(folder: Path) -> Marker:
@@ -69,7 +61,3 @@ def mark(folder: Path) -> Marker:
     with written_whole(Path(marker.path)) as file:
         file.write(marker.word.encode())
     return marker
-
-
-def is_seen(marker: RunMarker) -> bool:
-    return marker.is_seen()

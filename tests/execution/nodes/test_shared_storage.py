@@ -16,7 +16,7 @@ from batchscout.orchestrator.execution.nodes import shared_storage
 from batchscout.orchestrator.execution.nodes.node_kinds import Node
 from batchscout.orchestrator.execution.nodes.shared_storage import shared_marker, unshared
 from batchscout.orchestrator.study.messages import Assignment, Host
-from batchscout.orchestrator.study.storage.marker import Marker, mark
+from batchscout.orchestrator.study.storage.marker import Marker, is_seen, mark
 from tests.faults.driver import Driver
 from tests.support.blind_node import blind_node, why_there_is_no_blind_node
 from tests.support.nodes import cluster_of
@@ -42,11 +42,11 @@ def test_the_refusal_names_the_nodes_their_number_the_path_and_what_to_do() -> N
 def test_a_marker_is_seen_by_its_word_alone(tmp_path: Path) -> None:
     """A directory of the same name elsewhere may hold an older driver's."""
     marker = mark(tmp_path / "runs" / ".ray")
-    assert marker.is_seen(seconds=0)
-    assert not Marker(marker.path, "another word").is_seen(seconds=0)
-    assert not Marker(str(tmp_path / "absent" / "seen_by_all"), marker.word).is_seen(seconds=0)
+    assert is_seen(marker, seconds=0)
+    assert not is_seen(Marker(marker.path, "another word"), seconds=0)
+    assert not is_seen(Marker(str(tmp_path / "absent" / "seen_by_all"), marker.word), seconds=0)
     assert mark(tmp_path / "runs" / ".ray") != marker
-    assert not marker.is_seen(seconds=0), "each driver has its own"
+    assert not is_seen(marker, seconds=0), "each driver has its own"
 
 
 @pytest.fixture
