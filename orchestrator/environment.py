@@ -148,13 +148,19 @@ def observed_limits() -> Limits:
         object_store_bytes=min(
             int(SHARE_OF_OBJECT_STORE * cgroup.available_bytes()),
             MOST_OF_OBJECT_STORE,
-            max(LEAST_OF_OBJECT_STORE, int(SHARE_OF_SHARED_MEMORY * _shared_memory_bytes())),
+            max(LEAST_OF_OBJECT_STORE, int(SHARE_OF_SHARED_MEMORY * (shared_memory_bytes() or 0))),
         ),
     )
 
 
-def _shared_memory_bytes() -> int:
-    return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+def shared_memory_bytes() -> int | None:
+    """Return the size of /dev/shm; None where there is none."""
+    return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None
+
+
+def host_bytes() -> int:
+    """Return how much memory this host has, whoever uses it now."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _threads_of(user: int) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from batchscout.orchestrator.config.keys import StudyConfig, given_batch
 from batchscout.orchestrator.config.stages import Equivalence, Frontier, Grid
 from batchscout.orchestrator.config.trial import base_trial
-from batchscout.orchestrator.environment import observed_environment, obstacles_here, refuse
+from batchscout.orchestrator.environment import host_bytes, observed_environment, obstacles_here, refuse
 from batchscout.orchestrator.signals import interrupt_has_come
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.cost import samples_per_second
@@ -237,7 +237,7 @@ def _knobs_to_try_unasked(config: StudyConfig, train_set: SampleSet) -> tuple[st
     from batchscout.trainers.model.knobs import head_if_wanted
 
     frontier, trial = config.keys_of(Frontier), base_trial(config, None)
-    named = {*config.memory_knobs, *((frontier and frontier.memory_knobs) or ())}
+    named = {*config.named_knobs}
     if named:
         head_if_wanted(trial.model_copy(update={"memory_knobs": tuple(sorted(named))}), train_set)
     if (
@@ -443,7 +443,9 @@ def _in_the_users_words(what: str) -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt) and interrupt_has_come():
             raise
         file, line = users_frame(error)
-        raise ValueError(f"{what} {_what_it_did(error)} (in {file}, line {line}); {_DEBUG}") from error
+        raised = f"raised {shortened(raised_text(error), MOST_OF_AN_ERROR)}"
+        did = exit_text(error) if isinstance(error, SystemExit) else raised
+        raise ValueError(f"{what} {did} (in {file}, line {line}); {_DEBUG}") from error
 
 
 @contextlib.contextmanager
@@ -456,12 +458,6 @@ def _told_if_slow(what: str, say: Callable[[str], object], seconds: float) -> It
         yield
     finally:
         timer.cancel()
-
-
-def _what_it_did(error: BaseException) -> str:
-    if isinstance(error, SystemExit):
-        return exit_text(error)
-    return f"raised {shortened(raised_text(error), MOST_OF_AN_ERROR)}"
 
 
 def check_trial(config: StudyConfig, trial: TrialConfig) -> Counted:
@@ -644,10 +640,8 @@ def _check_limit(config: StudyConfig, model: nn.Module) -> None:
 
 def _check_knobs(config: StudyConfig, *, is_local: bool) -> None:
     """Raise ValueError where this machine, which is to run the trials, lacks what a memory knob needs."""
-    frontier = config.keys_of(Frontier)
     if is_local:
-        names = [*config.memory_knobs, *((frontier and frontier.memory_knobs) or ())]
-        check_machine(names, "cuda" if _has_cuda() else "cpu")
+        check_machine(config.named_knobs, "cuda" if _has_cuda() else "cpu")
 
 
 def check_environment(config: StudyConfig) -> None:
@@ -693,11 +687,6 @@ def check_ranks(config: StudyConfig) -> None:
             f"world_size {config.world_size} on {counted(lanes, 'lane')} takes {counted(needed, what)}, and this machine has {there}; lower "
             "world_size, placement.lanes or placement.cpus_per_rank, or run on a cluster (--address)"
         )
-
-
-def host_bytes() -> int:
-    """Return how much memory this host has, whoever uses it now."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def available_memory_bytes() -> int:

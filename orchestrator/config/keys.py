@@ -87,14 +87,6 @@ def _yaml_off(value: object) -> object:
 Objective = Literal["time", "samples", "target"]
 
 
-def _without_its_other_half(target_loss: float | None) -> str:
-    if target_loss is None:
-        return "objective: target has no target_loss; add target_loss, the validation loss to reach"
-    return (
-        f"target_loss ({target_loss:g}) is only used by objective: target; set objective: target or remove target_loss"
-    )
-
-
 class StudyOptimizer(OptimizerConfig):
     """The optimizer, and how its learning rate and warm-up follow the batch size."""
 
@@ -350,8 +342,12 @@ class StudyConfig(Strict):
             raise ValueError(
                 f"stages has '{twice}' twice; a study has each stage at most once, so split it in two studies"
             )
-        if (self.objective == "target") != (self.target_loss is not None):
-            raise ValueError(_without_its_other_half(self.target_loss))
+        if self.objective == "target" and self.target_loss is None:
+            raise ValueError("objective: target has no target_loss; add target_loss, the validation loss to reach")
+        if self.objective != "target" and self.target_loss is not None:
+            raise ValueError(
+                f"target_loss ({self.target_loss:g}) is only used by objective: target; set objective: target or remove target_loss"
+            )
         _check_regime(self)
         _check_changing(self)
         _check_branch(self)
@@ -394,6 +390,12 @@ class StudyConfig(Strict):
                 f"real_run.samples ({samples}) must be more than sample_budget ({budget}), which the study's own runs train on; "
                 "lower sample_budget or remove real_run"
             )
+
+    @property
+    def named_knobs(self) -> tuple[str, ...]:
+        """The memory knobs that the study file names: those of every trial, and those that its frontier tries."""
+        frontier = self.keys_of(Frontier)
+        return (*self.memory_knobs, *((frontier and frontier.memory_knobs) or ()))
 
     def keys_of(self, kind: type[AnyStage]) -> AnyStage | None:
         """Return the study's stage of this class, or None where it has none."""

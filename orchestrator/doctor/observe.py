@@ -35,7 +35,7 @@ from batchscout.orchestrator.doctor.facts import (
     Tracker,
 )
 from batchscout.orchestrator.doctor.needs import needs_of, tree_of
-from batchscout.orchestrator.environment import observed_environment
+from batchscout.orchestrator.environment import host_bytes, observed_environment, shared_memory_bytes
 from batchscout.orchestrator.units import ending_text
 from batchscout.trainers.data.cache import cache_directory
 from batchscout.trainers.device import cgroup
@@ -59,7 +59,7 @@ def observe(study: Path | None, cluster: Cluster) -> Seen:
         needs=needs,
         environment=observed_environment(),
         processors=_processors(),
-        memory=Memory(_total_bytes(), cgroup.available_bytes(), cgroup.limit_bytes()),
+        memory=Memory(host_bytes(), cgroup.available_bytes(), cgroup.limit_bytes()),
         driver=_driver(),
         torch=torch,
         compiler=compiler_for("c" if torch.gpus else "c++"),
@@ -84,10 +84,6 @@ def _processors() -> Processors:
         cgroup.cpu_quota(),
         os.getloadavg()[0],
     )
-
-
-def _total_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _driver() -> Driver | None:
@@ -157,10 +153,8 @@ def disk_at(holds: str, path: Path, key: str) -> Disk:
 
 
 def _limits() -> Limits:
-    shared = Path("/dev/shm")
-    size = shutil.disk_usage(shared).total if shared.is_dir() else None
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Limits(size, sys.maxsize if hard == resource.RLIM_INFINITY else hard)
+    return Limits(shared_memory_bytes(), sys.maxsize if hard == resource.RLIM_INFINITY else hard)
 
 
 def hub_at(address: str) -> Hub:
@@ -196,9 +190,6 @@ def _has_wandb_key() -> bool:
 
 
 def _installed() -> dict[str, str]:
-    there = {distribution.metadata["Name"].lower(): distribution.version for distribution in _distributions()}
+    named = [one for one in importlib.metadata.distributions() if one.metadata["Name"]]
+    there = {one.metadata["Name"].lower(): one.version for one in named}
     return {name: there[name] for name in OPTIONAL if name in there}
-
-
-def _distributions() -> list[importlib.metadata.Distribution]:
-    return [one for one in importlib.metadata.distributions() if one.metadata["Name"]]

@@ -112,12 +112,10 @@ class Measurements:
 
     def remember(self, trial: Trial) -> None:
         """Leave a trial that ended with a result to later studies."""
-        if _is_of_the_trial(trial) and self._ran_on_this_hardware(trial):
-            self._append(trial, disturbed=False)
-
-    def _ran_on_this_hardware(self, trial: Trial) -> bool:
         devices = [device for hold in trial.holds if hold.lane for device in hold.lane.devices]
-        return self._hardware is None or all(device.is_like(self._hardware) for device in devices)
+        ran_here = self._hardware is None or all(device.is_like(self._hardware) for device in devices)
+        if ran_here and _is_of_the_trial(trial):
+            self._append(trial, disturbed=False)
 
     def forget(self, trial: Trial) -> None:
         """Have later studies measure a trial again, since something else had the machine while it ran."""
@@ -197,18 +195,13 @@ def _record(line: bytes) -> _Record | None:
         return None
 
 
-def _knobs_of(config: StudyConfig) -> tuple[str, ...]:
-    frontier = config.keys_of(Frontier)
-    return (*config.memory_knobs, *((frontier and frontier.memory_knobs) or ()))
-
-
 def identity(config: StudyConfig, facts: Facts, lane: FirstLane) -> Identity:
     """Return what decides every trial's memory and speed beside its own configuration. lane: where it runs."""
     optimizer = config.optimizer
     targets = [path for path in import_paths(config) if path and not path.startswith(("torch.", "torchao."))]
     of_transformers = config.model.target == "hf" or isinstance(config.loss, TransformersLoss)
     of_torchao = optimizer.type in ("adamw_8bit", "adamw_4bit") or optimizer.name.startswith("torchao.")
-    of_torchao = of_torchao or optimizer_8bit.NAME in _knobs_of(config)
+    of_torchao = of_torchao or optimizer_8bit.NAME in config.named_knobs
     of_others = config.model.target == config.data.target  # an object that holds both, see `from`
     libraries = ["torch", *(["transformers"] if of_transformers else []), *(["torchao"] if of_torchao else [])]
     libraries += LIBRARIES if of_others else []
