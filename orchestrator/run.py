@@ -208,7 +208,10 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, options
                 driver = Driver(config, run_dir, journal, progress, token, options)
                 trackers = _run_stages(driver, address)
         except (Halted, StorageLost) as error:
-            return _stopped(1, _how_to_go_on(error), config, run_dir, journal)
+            remedy = (
+                "" if isinstance(error, Vanished) else ". Nothing is lost: fix that, and run the same command again"
+            )
+            return _stopped(1, f"{error}{remedy}", config, run_dir, journal)
         except KeyboardInterrupt:
             return _stopped(130, STOPPED, config, run_dir, journal)
         ending = _finish(config, run_dir, journal)
@@ -263,13 +266,6 @@ def _try_again(run_dir: Path, journal: Journal, changed: Sequence[str]) -> str:
     for event in events:
         journal.append(event)
     return f"{counted(len(trials), 'trial')} of an earlier try will run again: {why}; all else stands"
-
-
-def _how_to_go_on(error: Halted | StorageLost) -> str:
-    """Return what went wrong, and what to do about it."""
-    if isinstance(error, Vanished):
-        return str(error)
-    return f"{error}. Nothing is lost: fix that, and run the same command again"
 
 
 def _begin(
@@ -338,7 +334,8 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
         with open_lanes(shape, workplace, say, silence, measured_on, resources) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
             _read_machine(driver, lanes)
-            _note_lanes(driver, lanes)
+            for change in lanes.fleet.changes() if lanes.fleet is not None else ():  # while no stage ran
+                journal.append(change)
             for stage in config.stages:
                 if stage.type not in journal.study.conclusions:
                     _run_stage(stage, driver, observer, lanes, shape.num_lanes)
@@ -356,8 +353,10 @@ def _run_stage(stage: StageKeys, driver: Driver, observer: Observer, lanes: Lane
         now = None if lanes.fleet is None else lanes.fleet.lanes_now
         director = Director(context, driver.journal, observer, num_lanes, is_stopping, known, lanes_now=now)
         _run_trials(director, driver, lanes)
-        _tell_of_lost_lanes(driver, lanes)
-    _conclude(director, driver)  # after the block: on leaving, it raises an interrupt that Tune swallowed
+        for why in lanes.given_up():
+            _tell(driver, Notice(NoticeKind.LANE_GIVEN_UP, f"a lane runs no trials: {why}"))
+    director.conclude()  # after the block: on leaving, it raises an interrupt that Tune swallowed
+    discard_what_nobody_needs(driver.run_dir, director.context.trials(), driver.journal.published)
 
 
 def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
@@ -376,11 +375,6 @@ def _run_trials(director: Director, driver: Driver, lanes: Lanes) -> None:
                 "they did not save in time: their processes are ended, and the next run goes on from their last checkpoint"
             )
         raise
-
-
-def _conclude(director: Director, driver: Driver) -> None:
-    director.conclude()
-    discard_what_nobody_needs(driver.run_dir, director.context.trials(), driver.journal.published)
 
 
 def _look_at_cluster(driver: Driver, *, is_local: bool) -> ClusterResources:
@@ -454,17 +448,6 @@ def _read_machine(driver: Driver, lanes: Lanes) -> None:
         versions, first = {"python": platform.python_version(), **numbers}, lanes.first(driver.journal.raise_if_lost)
         facts = Facts(device=first.device or None, measured_on=first.hardware, versions=versions)
         driver.journal.append(FactsRead(facts=facts))
-
-
-def _note_lanes(driver: Driver, lanes: Lanes) -> None:
-    """Journal the lanes that have come and gone while no stage ran."""
-    for change in lanes.fleet.changes() if lanes.fleet is not None else ():
-        driver.journal.append(change)
-
-
-def _tell_of_lost_lanes(driver: Driver, lanes: Lanes) -> None:
-    for why in lanes.given_up():
-        _tell(driver, Notice(NoticeKind.LANE_GIVEN_UP, f"a lane runs no trials: {why}"))
 
 
 def _measurements(driver: Driver, lanes: Lanes) -> Measurements:

@@ -18,7 +18,8 @@ def left_open(config: StudyConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     of_optimizer = _open_in(
         config.optimizer.model_dump(mode="json"), _of_the_optimizer(config.optimizer), given.get("optimizer")
     )
-    of_schedule = _open_in(config.schedule.model_dump(mode="json"), _of_the_schedule(config), given.get("schedule"))
+    further = {"warmup_stable_decay": ("decay",), "table": ("factors",)}.get(config.schedule.type, ())
+    of_schedule = _open_in(config.schedule.model_dump(mode="json"), ("type", *further), given.get("schedule"))
     precision = {} if "precision" in given else {"precision": config.precision}
     parts = {"optimizer": of_optimizer, "schedule": of_schedule, **precision}
     return {key: value for key, value in parts.items() if value}
@@ -34,17 +35,10 @@ def left_open_text(config: StudyConfig, given: Mapping[str, Any]) -> str | None:
     found = left_open(config, given)
     if not found:
         return None
-    momentum = (
-        "; the first of betas is SGD's momentum"
-        if config.optimizer.type == "sgd" and "betas" in found.get("optimizer", {})
-        else ""
-    )
-    keys = (
-        yaml.safe_dump(found, default_flow_style=True, sort_keys=False, width=10**6)
-        .strip()
-        .removeprefix("{")
-        .removesuffix("}")
-    )
+    tells_momentum = config.optimizer.type == "sgd" and "betas" in found.get("optimizer", {})
+    momentum = "; the first of betas is SGD's momentum" if tells_momentum else ""
+    text = yaml.safe_dump(found, default_flow_style=True, sort_keys=False, width=10**6)
+    keys = text.strip().removeprefix("{").removesuffix("}")
     return f"not in the study file, so these are batchscout's defaults: {keys}{momentum}"
 
 
@@ -59,8 +53,3 @@ def _of_the_optimizer(optimizer: StudyOptimizer) -> tuple[str, ...]:
     adam = ("betas", "eps", "beta2_scaling") if optimizer.has_betas else ("betas",) if optimizer.type == "sgd" else ()
     decays = () if optimizer.type == "own" else ("weight_decay",)
     return (*which, "lr", "reference_batch_size", "lr_scaling", "warmup", *adam, *decays, "max_gradient_norm")
-
-
-def _of_the_schedule(config: StudyConfig) -> tuple[str, ...]:
-    further = {"warmup_stable_decay": ("decay",), "table": ("factors",)}
-    return ("type", *further.get(config.schedule.type, ()))

@@ -59,8 +59,6 @@ def _optimizer(given: object, rate: float) -> object:
 
 
 def _stages(given: object) -> object:
-    return [_stage(one) for one in given] if isinstance(given, list | tuple) else given
-
-
-def _stage(given: object) -> object:
-    return {**_FINETUNE.get(str(given.get("type")), {}), **given} if isinstance(given, Mapping) else given
+    if not isinstance(given, list | tuple):
+        return given
+    return [{**_FINETUNE.get(str(one.get("type")), {}), **one} if isinstance(one, Mapping) else one for one in given]

@@ -56,14 +56,10 @@ def _install(driver: Driver) -> str:
 
 
 def _named(gpus: tuple[Gpu, ...] | list[Gpu]) -> str:
-    names = [one.name for one in gpus]
+    names, first = [one.name for one in gpus], {one.name: one for one in reversed(gpus)}
     return ", ".join(
-        f"{names.count(name)} x {name} ({bytes_text(_of(gpus, name).total_bytes)})" for name in dict.fromkeys(names)
+        f"{names.count(name)} x {name} ({bytes_text(first[name].total_bytes)})" for name in dict.fromkeys(names)
     )
-
-
-def _of(gpus: tuple[Gpu, ...] | list[Gpu], name: str) -> Gpu:
-    return next(one for one in gpus if one.name == name)
 
 
 def _dotted(one: Gpu) -> str:

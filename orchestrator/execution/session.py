@@ -100,16 +100,15 @@ def ray_cluster(
             end_descendants()
         os._exit(exit_code)
 
-    def leave_stuck_start() -> NoReturn:
-        leave(stopped())
-
     def all_lost(what: str) -> NoReturn:
         leave(lost(what))
 
     try:
-        with left_if_stuck(SECONDS_TO_START, leave_stuck_start), _watched_while_it_connects(address, all_lost):
+        # Ray waits for minutes for a gcs that was there a moment before.
+        connecting = watched(Gcs(address).loss, all_lost) if address else contextlib.nullcontext()
+        with left_if_stuck(SECONDS_TO_START, lambda: leave(stopped())), connecting:
             start_ray(config, address, run_dir)
-        with _watched_cluster(all_lost) if address else _watched_local_cluster(all_lost):
+        with watched(_look_at_cluster() if address else functools.partial(ended, servers()), all_lost):
             yield
     finally:
         shut_down()
@@ -117,22 +116,9 @@ def ray_cluster(
             end_what_ray_started()
 
 
-def _watched_local_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-    return watched(functools.partial(ended, servers()), lost)
-
-
-def _watched_while_it_connects(
-    address: str | None, lost: Callable[[str], None]
-) -> contextlib.AbstractContextManager[object]:
-    """Ray waits for minutes for a gcs that was there a moment before."""
-    if address is None:
-        return contextlib.nullcontext()
-    return watched(Gcs(address).loss, lost)
-
-
-def _watched_cluster(lost: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
-    gcs, raylet = Gcs(ray.get_runtime_context().gcs_address), Raylet(raylet_socket())
-    return watched(functools.partial(loss_of, gcs, raylet), lost)
+def _look_at_cluster() -> Callable[[], str | None]:
+    """Return what tells whether the cluster that this process is connected to has lost what it cannot do without."""
+    return functools.partial(loss_of, Gcs(ray.get_runtime_context().gcs_address), Raylet(raylet_socket()))
 
 
 def start_ray(config: StudyConfig, address: str | None, run_dir: Path, **options: Any) -> None:

@@ -52,13 +52,10 @@ def _launched(words: Sequence[str]) -> Command | None:
     if place is None:
         return None
     found = _module(words[place + 1 :]) if words[place] in _MODULE else Command(words[place], tuple(words[place + 1 :]))
-    return found and replace(found, num_processes=found.num_processes * _num_processes(words[:place]))
-
-
-def _num_processes(words: Sequence[str]) -> int:
-    """Return how many processes a launcher starts on all nodes, as far as its words say so."""
-    on_a_node, nodes = (_number_of(words, one) for one in (_PROCESSES_OF_A_NODE, _NODES))
-    return _number_of(words, _PROCESSES) or (on_a_node or 1) * (nodes or 1)
+    # The launcher's processes on all nodes, as far as its words say so.
+    in_all, on_a_node, nodes = (_number_of(words[:place], one) for one in (_PROCESSES, _PROCESSES_OF_A_NODE, _NODES))
+    num_processes = in_all or (on_a_node or 1) * (nodes or 1)
+    return found and replace(found, num_processes=found.num_processes * num_processes)
 
 
 def _number_of(words: Sequence[str], option: re.Pattern[str]) -> int | None:

@@ -222,7 +222,7 @@ def _stages(machine: Machine) -> Iterator[str]:
     yield from _comment(_documentation("stages"))
     yield "stages:"
     for stage in _DEFAULT_STAGES:
-        yield from _comment(_question(stage), "  # ")
+        yield from _comment(_stage(stage)["description"], "  # ")
         if stage != "frontier":
             yield f"  - {{type: {stage}}}"
         elif machine.has_gpu and machine.has_compiler:
@@ -315,7 +315,3 @@ def _referred_to(section: Mapping[str, Any]) -> dict[str, Any]:
 def _default(path: str) -> str:
     default = _property(path)["default"]
     return "null" if default is None else f"{default:g}" if isinstance(default, float) else str(default)
-
-
-def _question(stage: str) -> str:
-    return _stage(stage)["description"]

@@ -27,21 +27,17 @@ def _now() -> float:
     return round(time.time(), 3)
 
 
-def _for_people(text: str) -> str:
-    """Return the text without what a user's message must not do: half a letter would end a study, and a control
-    character would act on every terminal that shows it."""
-    return printable(text.encode("utf-8", "replace").decode())
-
-
 # A user's exception may have any length, and whoever reads the journal reads it all.
 MOST_CHARACTERS = 4000
 
 
-def _bounded(text: str) -> str:
-    return shortened(text, MOST_CHARACTERS)
+def _for_people(text: str) -> str:
+    """Return the text, bounded, without what a user's message must not do: half a letter would end a study, and a
+    control character would act on every terminal that shows it."""
+    return printable(shortened(text, MOST_CHARACTERS).encode("utf-8", "replace").decode())
 
 
-Prose = Annotated[str, AfterValidator(_bounded), AfterValidator(_for_people)]
+Prose = Annotated[str, AfterValidator(_for_people)]
 """Text for people."""
 
 

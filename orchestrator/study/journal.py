@@ -181,21 +181,17 @@ def _apply_all(path: Path, study: Study) -> int:
 
 
 def applied(path: Path, study: Study) -> Iterator[Line]:
-    """Apply every whole line to the study, and yield each after that."""
+    """Apply every whole line to the study, and yield each after that. Raises ValueError where one tells of a trial that
+    the study does not have."""
     for line in read_lines(path):
-        _apply(line, study, path)
+        event = line.event
+        if isinstance(event, TrialEvent | Retried) and event.id not in study.trials:
+            raise ValueError(
+                f"line {line.number} of {quoted(path)} is about the trial '{event.id}', which no line before it proposes; "
+                "restore the file from a copy"
+            )
+        study.apply(event)
         yield line
-
-
-def _apply(line: Line, study: Study, path: Path) -> None:
-    """Apply a line. Raises ValueError where it tells of a trial that the study does not have."""
-    event = line.event
-    if isinstance(event, TrialEvent | Retried) and event.id not in study.trials:
-        raise ValueError(
-            f"line {line.number} of {quoted(path)} is about the trial '{event.id}', which no line before it proposes; "
-            "restore the file from a copy"
-        )
-    study.apply(event)
 
 
 def _replace_by_copy(path: Path) -> None:

@@ -190,7 +190,8 @@ class Study:
                 self._wait_again()
                 self._close_lanes(event.time)
             case LanesChanged():
-                self._change_lanes(event)
+                if event not in self.lanes[-1:]:
+                    self.lanes.append(event)
             case ClusterReady():
                 self.ready[event.token] = event.seconds
             case FactsRead():
@@ -239,10 +240,6 @@ class Study:
         notices, notice = self.notices.setdefault(event.id, []), Notice(event.notice, event.reason)
         if notice not in notices:
             notices.append(notice)
-
-    def _change_lanes(self, event: LanesChanged) -> None:
-        if event not in self.lanes[-1:]:
-            self.lanes.append(event)
 
     def _close_lanes(self, time: float) -> None:
         """Note that the lanes of the driver before have ended with it."""

@@ -82,9 +82,6 @@ class Holder:
         is_here = self.host == socket.gethostname() and self.boot in ("", boot())
         return is_here and self.numbered_in in ("", numbered_in()) and not _is_alive(self.pid)
 
-    def is_on_this_kernel(self) -> bool:
-        return self.boot != "" and self.boot == boot()
-
 
 def _is_alive(pid: int) -> bool:
     try:
@@ -179,7 +176,7 @@ class Lease:
             number = before.number + 1
             told = asdict(me) | {"seconds": self._seconds, "silent": before.silent_number if is_free else number}
             self._told = told | {"word": uuid.uuid4().hex, "released": False}
-            self._text = _text_of(self._told)
+            self._text = text_of(self._told)
             with contextlib.suppress(FileExistsError):  # then another was first, and is looked at
                 self._create(number)
                 return number, not is_free
@@ -241,7 +238,7 @@ class Lease:
         self._stopped.set()
         with contextlib.suppress(OSError):  # a lease that stays runs out
             if self.is_held():
-                self._write(_text_of(self._told | {"released": True}))
+                self._write(text_of(self._told | {"released": True}))
 
 
 def is_gone(holder: Holder | None, me: Holder, *, others_here_are_gone: bool) -> bool:
@@ -250,7 +247,8 @@ def is_gone(holder: Holder | None, me: Holder, *, others_here_are_gone: bool) ->
         return False
     is_numbered_as_we_are = holder.boot in ("", me.boot) and holder.numbered_in in ("", me.numbered_in)
     had_our_number = is_numbered_as_we_are and (holder.host, holder.pid) == (me.host, me.pid)
-    return had_our_number or holder.is_gone() or (others_here_are_gone and holder.is_on_this_kernel())
+    is_on_this_kernel = holder.boot != "" and holder.boot == boot()
+    return had_our_number or holder.is_gone() or (others_here_are_gone and is_on_this_kernel)
 
 
 def last_term(folder: Path, now: float) -> Term:
@@ -270,7 +268,7 @@ def last_term(folder: Path, now: float) -> Term:
         return Term(number, silent_seconds=silent)
 
 
-def _text_of(told: Mapping[str, object]) -> bytes:
+def text_of(told: Mapping[str, object]) -> bytes:
     return json.dumps(told).encode() + b"\n"
 
 

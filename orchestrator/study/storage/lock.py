@@ -27,6 +27,7 @@ from batchscout.orchestrator.study.storage.lease import (
     last_term,
     now_there,
     refusal,
+    text_of,
 )
 from batchscout.trainers.files import own_file, quoted
 
@@ -153,7 +154,7 @@ def _lock(note: Path, me: Holder) -> io.FileIO | None:
                 return None
             if leads_to(note, file):  # else whoever had the lock has removed the note meanwhile
                 file.truncate(0)
-                file.write(_text_of(me))
+                file.write(text_of(asdict(me)))
                 on_error.pop_all()
                 return file
 
@@ -219,7 +220,3 @@ def _holder_of(note: Path) -> Holder | None:
         return Holder(**json.loads(note.read_text()))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _text_of(holder: Holder) -> bytes:
-    return json.dumps(asdict(holder)).encode() + b"\n"

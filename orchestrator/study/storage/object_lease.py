@@ -80,7 +80,7 @@ class ObjectLease:
         """Say again and again that this process lives, until another has followed it."""
         while not self._stopped.wait(self._seconds / TIMES_IN_A_LEASE):
             with contextlib.suppress(StorageLost):  # a store that is away comes back, or another driver follows
-                if _names(self._store)[-1:] != [self._name]:
+                if not self.is_held(ask=True):
                     return
                 with self._lock:
                     if not self._stopped.is_set():
@@ -93,7 +93,7 @@ class ObjectLease:
                 return
             self._stopped.set()
             with contextlib.suppress(StorageLost):  # a lease that stays runs out
-                if _names(self._store)[-1:] == [self._name]:
+                if self.is_held(ask=True):
                     self._store.write(f"{FOLDER}/{self._name}", json.dumps(self._told | {"released": True}).encode())
 
 
