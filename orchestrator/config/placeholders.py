@@ -1,4 +1,4 @@
-"""The texts of a study file, and what `batchscout init` leaves of them to its reader."""
+"""The values of a study file, and what `batchscout init` leaves of them to its reader."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ PLACEHOLDER = "FILL_IN"
 
 def placeholders(tree: object) -> Iterator[str]:
     """Yield the paths of the values that are still to be filled in."""
-    return (place for place, text in texts_in(tree) if PLACEHOLDER in text)
+    return (place for place, value in leaves(tree) if isinstance(value, str) and PLACEHOLDER in value)
 
 
-def texts_in(value: object, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each text of (nested) keys and lists, with its path."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from texts_in(item, f"{place}.{key}" if place else str(key))
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            yield from texts_in(item, f"{place}.{number}")
-    elif isinstance(value, str):
-        yield place, value
+def leaves(tree: object, place: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each single value of (nested) keys and lists, with its path."""
+    if not isinstance(tree, (dict, list, tuple)):
+        yield place, tree
+        return
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield from leaves(value, f"{place}.{key}" if place else str(key))

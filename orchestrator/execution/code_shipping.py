@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from batchscout.orchestrator.config.placeholders import texts_in
+from batchscout.orchestrator.config.placeholders import leaves
 from batchscout.trainers.files import quoted
 
 # Ray itself refuses 500 MiB, but only after it has zipped them.
@@ -143,7 +143,8 @@ def shipped_files(path: Path, left_out: frozenset[Path], patterns: tuple[tuple[P
 def absolute_paths(value: object) -> Iterator[Path]:
     """Yield the existing absolute paths among the texts of (nested) keyword arguments, such as a study's
     data.kwargs."""
-    return (Path(text) for _, text in texts_in(value) if text.startswith("/") and Path(text).exists())
+    texts = [text for _, text in leaves(value) if isinstance(text, str)]
+    return (Path(text) for text in texts if text.startswith("/") and Path(text).exists())
 
 
 def _sources(package: Path) -> dict[Path, bytes]:

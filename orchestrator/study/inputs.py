@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.placeholders import texts_in
+from batchscout.orchestrator.config.placeholders import leaves
 from batchscout.trainers.criteria import import_path
 from batchscout.trainers.files import own_file
 from batchscout.trainers.user_code import import_path_of, script_file
@@ -19,8 +19,9 @@ def data_files_of(config: StudyConfig) -> dict[str, str]:
     """Return a digest of each file that the study file names, by its key. Those in a folder, or that a default argument names, are not
     among them."""
     named = {"data.kwargs": config.data.kwargs, "model.kwargs": config.model.kwargs}
-    texts = texts_in(named | {"initial_weights": config.initial_weights})
-    return {key: _digest(Path(text)) for key, text in texts if _may_be_a_path(text) and Path(text).is_file()}
+    values = leaves(named | {"initial_weights": config.initial_weights})
+    texts = [(key, text) for key, text in values if isinstance(text, str) and _may_be_a_path(text)]
+    return {key: _digest(Path(text)) for key, text in texts if Path(text).is_file()}
 
 
 def import_paths(config: StudyConfig) -> list[str | None]:

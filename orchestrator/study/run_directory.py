@@ -14,6 +14,7 @@ from pydantic import BaseModel, JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.load import parse_stored_study, read_yaml
+from batchscout.orchestrator.config.placeholders import leaves
 from batchscout.orchestrator.config.stages import OnlySays
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import FORMAT_VERSION, Proposed, RunBegan
@@ -221,20 +222,12 @@ def _stored(path: Path) -> object:
 
 
 def _difference(before: object, now: object) -> str:
-    there, here = dict(_leaves(before)), dict(_leaves(now))
+    there, here = dict(leaves(before)), dict(leaves(now))
     keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
     lines = [f"  {key}: {there.get(key, 'absent')} there, {here.get(key, 'absent')} now" for key in keys]
     if len(lines) > MAX_DIFFERENCES:
         lines = [*lines[:MAX_DIFFERENCES], f"  and {len(lines) - MAX_DIFFERENCES} more"]
     return "\n".join(lines)
-
-
-def _leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, object]]:
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    if not isinstance(tree, (dict, list)):
-        yield prefix, tree
-    for key, value in items:
-        yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
 
 
 def trial_directory(run_dir: Path, trial_id: str) -> Path:
