@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from batchscout.orchestrator.stages.estimates.timing import CONFIDENCE
 from batchscout.orchestrator.study.trial import Trial
@@ -36,6 +36,9 @@ STRAGGLES = 0.1
 
 Place: TypeAlias = tuple[str, ...]
 """The hosts that the ranks of a lane are on."""
+
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,10 @@ def stragglers(trials: Iterable[Trial]) -> dict[Place, Straggler]:
     timed = [(trial, place) for trial in trials if (place := place_of(trial)) and trial.metric("step_seconds")]
     if len({place for _, place in timed}) < 2:
         return {}
-    return slower_places([_timed(trial, place) for trial, place in timed if not trial.config.ramp])
+    at_one_batch = [(trial, place) for trial, place in timed if not trial.config.ramp]
+    return slower_places(
+        [Timed(_steps_of(one), place, math.log(one.measured("step_seconds"))) for one, place in at_one_batch]
+    )
 
 
 def slower_places(timed: Sequence[Timed]) -> dict[Place, Straggler]:
@@ -123,14 +129,28 @@ def slowness(trial: Trial, found: Mapping[Place, Straggler]) -> float:
     return found[place].point if place is not None and place in found else 1.0
 
 
+def rates_by_round(
+    names: Iterable[Name],
+    num_rounds: int,
+    trial_of: Callable[[Name, int], Trial | None],
+    rate_of: Callable[[Trial], float | None],
+    slow: Mapping[Place, Straggler],
+) -> dict[Name, dict[int, float]]:
+    """Return the rates of what has one in each of so many rounds, as if no straggler had run any. rate_of: None or 0 of
+    a trial without a rate."""
+    found = dict[Name, dict[int, float]]()
+    for name in names:
+        trials = {number: trial_of(name, number) for number in range(1, num_rounds + 1)}
+        rated = {number: (trial, rate) for number, trial in trials.items() if trial and (rate := rate_of(trial))}
+        if len(rated) == num_rounds:
+            found[name] = {number: rate * slowness(trial, slow) for number, (trial, rate) in rated.items()}
+    return found
+
+
 def place_of(trial: Trial) -> Place | None:
     """Return where the trial ran; None where nobody has said it, or it ran in several places."""
     places = {hold.lane.place for hold in trial.holds if hold.lane}
     return places.pop() if len(places) == 1 else None
-
-
-def _timed(trial: Trial, place: Place) -> Timed:
-    return Timed(_steps_of(trial), place, math.log(trial.measured("step_seconds")))
 
 
 def _steps_of(trial: Trial) -> Hashable:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from batchscout.orchestrator.config.stages import Train
-from batchscout.orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
+from batchscout.orchestrator.stages.estimates.node_speeds import rates_by_round, stragglers
 from batchscout.orchestrator.stages.estimates.timing import DISAGREEMENT, Timings, in_turn, rounds_wanted
 from batchscout.orchestrator.stages.frontier.findings import OperatingPoint
 from batchscout.orchestrator.stages.frontier.knobs import KnobSearch
@@ -135,18 +135,12 @@ class Finalists:
         return self._timed_in(self.num_rounds)
 
     def _timed_in(self, num_rounds: int) -> Timings[OperatingPoint] | None:
-        rates = dict[OperatingPoint, dict[int, float]]()
-        for point in self.points:
-            trials = {number: self.trials.timing_of(point, number) for number in range(1, num_rounds + 1)}
-            ran = {n: trial for n, trial in trials.items() if trial and trial.state is TrialState.COMPLETE}
-            done = {n: rate_of(trial) * slowness(trial, self._stragglers) for n, trial in ran.items()}
-            if len(done) == num_rounds and all(done.values()):
-                rates[point] = done
-        return Timings(rates, disturbed_rounds(self.trials.context)) if num_rounds and len(rates) > 1 else None
+        def rate(trial: Trial) -> float:
+            return rate_of(trial) if trial.state is TrialState.COMPLETE else 0.0
 
-    @cached_property
-    def _stragglers(self) -> Mapping[Place, Straggler]:
-        return stragglers(self.trials.all())
+        slow = stragglers(self.trials.all())
+        rates = rates_by_round(self.points, num_rounds, self.trials.timing_of, rate, slow)
+        return Timings(rates, disturbed_rounds(self.trials.context)) if num_rounds and len(rates) > 1 else None
 
     @cached_property
     def slower_when_verified(self) -> list[Trial]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,7 +10,7 @@ from batchscout.orchestrator.config.stages import Throughput
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.estimates.node_speeds import Place, Straggler, slowness, stragglers
+from batchscout.orchestrator.stages.estimates.node_speeds import rates_by_round, stragglers
 from batchscout.orchestrator.stages.estimates.timing import GPU_TIMING_SECONDS, MARGIN, Timings, in_turn, rounds_wanted
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.forms import Form, forms
@@ -140,18 +139,9 @@ class ThroughputProgress:
         return self._timed_in(self.num_rounds)
 
     def _timed_in(self, num_rounds: int) -> Timings[Form] | None:
-        rates = dict[Form, dict[int, float]]()
-        for form in self.forms:
-            trials = {number: self.trial_of(form, number) for number in range(1, num_rounds + 1)}
-            rated = {n: (trial, rate) for n, trial in trials.items() if trial and (rate := samples_per_second(trial))}
-            done = {n: rate * slowness(trial, self._stragglers) for n, (trial, rate) in rated.items()}
-            if len(done) == num_rounds:
-                rates[form] = done
+        slow = stragglers(self.context.trials())
+        rates = rates_by_round(self.forms, num_rounds, self.trial_of, samples_per_second, slow)
         return Timings(rates, disturbed_rounds(self.context)) if rates and num_rounds else None
-
-    @cached_property
-    def _stragglers(self) -> Mapping[Place, Straggler]:
-        return stragglers(self.context.trials())
 
     def fastest_form(self, timed: Timings[Form], batch: int) -> Form | None:
         """Return the fastest form of a batch; None if none of them ran."""
