@@ -53,13 +53,13 @@ def all_checks(seen: Seen) -> list[Check]:
         *environment(seen.environment, needs, on_gpu=bool(seen.torch.gpus)),
         processors(seen.processors, needs, has_gpus=bool(seen.torch.gpus)),
         memory(seen.memory),
-        torch(seen.torch.imported, seen.environment),
+        imported("torch", seen.torch.imported, seen.environment),
         gpu(seen.driver, seen.torch),
         *gpus_for_ranks(seen.torch.gpus, needs),
         *gpus_taken(seen.torch.gpus),
         compiler(seen.compiler, seen.needs, on_gpu=bool(seen.torch.gpus)),
         *map(disk, seen.disks),
-        ray(seen.ray, seen.environment),
+        imported("ray", seen.ray, seen.environment),
         *limits(seen.limits),
         cluster(seen.cluster),
         hub(seen.hub, seen.needs),
@@ -117,15 +117,7 @@ def memory(found: Memory) -> Check:
     return Check("memory", said)
 
 
-def torch(found: Imported, environment: Environment) -> Check:
-    return _imported("torch", found, environment)
-
-
-def ray(found: Imported, environment: Environment) -> Check:
-    return _imported("ray", found, environment)
-
-
-def _imported(name: str, found: Imported, environment: Environment) -> Check:
+def imported(name: str, found: Imported, environment: Environment) -> Check:
     wanted = admitted(name)
     if found.error:
         suspects = settings_to_suspect(environment.variables)

@@ -17,12 +17,11 @@ from batchscout.orchestrator.doctor.checks import (
     disk,
     environment,
     hub,
+    imported,
     libraries,
     limits,
     memory,
     processors,
-    ray,
-    torch,
     wandb,
 )
 from batchscout.orchestrator.doctor.facts import (
@@ -151,7 +150,9 @@ def test_memory() -> None:
 
 
 def test_a_library_that_cannot_be_imported_is_quoted() -> None:
-    check = torch(Imported(error="ImportError: libcudart.so.12: cannot open shared object file"), Environment({}))
+    check = imported(
+        "torch", Imported(error="ImportError: libcudart.so.12: cannot open shared object file"), Environment({})
+    )
     assert check.finding == "cannot be imported: ImportError: libcudart.so.12: cannot open shared object file"
     assert check.remedy.startswith("reinstall it: pip install 'torch")
 
@@ -175,13 +176,13 @@ def test_settings_that_may_keep_a_library_from_being_imported_are_named() -> Non
     settings = Environment(
         {"PYTHONMALLOC": "debug", "PYTHONUNBUFFERED": "1", "RAY_BACKEND_LOG_LEVEL": "?", "HOME": "/"}
     )
-    check = ray(Imported(error="no"), settings)
+    check = imported("ray", Imported(error="no"), settings)
     assert check.remedy.endswith("; or the environment has PYTHONMALLOC, RAY_BACKEND_LOG_LEVEL: try it without")
 
 
 @pytest.mark.parametrize("number", ["2.51.1", "99.0.0"])
 def test_a_library_that_was_installed_by_force_is_held_against_what_is_admitted(number: str) -> None:
-    check = ray(Imported(number), Environment({}))
+    check = imported("ray", Imported(number), Environment({}))
     wanted = admitted("ray")
     assert said(check) == ("fault", f"ray {number}; batchscout runs with {wanted.specifier}")
     assert check.remedy == f"pip install '{wanted}'"
