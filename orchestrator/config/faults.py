@@ -60,7 +60,8 @@ def _line(where: str, place: Place, items: Sequence[ErrorDetails]) -> str:
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
         case "extra_forbidden":
-            known = _known_keys(place)
+            _, owner = _walked(place[:-1])
+            known = list(owner.model_fields) if owner else []
             meant = _in_our_words(str(place[-1]), known, spoken_place(place[:-1]))
             return f"{at}no such key; {meant or _instead(str(place[-1]), known)}"
         case "missing" if isinstance(place[-1], int):
@@ -266,12 +267,6 @@ def _instead(word: str, known: Sequence[str]) -> str:
     if near and len(known) > MOST_KEYS_TOLD:
         return f"did you mean {near[0]}? batchscout schema study names all {len(known)} keys"
     return (f"did you mean {near[0]}? The" if near else "the") + f" keys here are: {', '.join(known)}"
-
-
-def _known_keys(place: Place) -> list[str]:
-    """Return the keys that are possible where an unknown one was found."""
-    _, owner = _walked(place[:-1])
-    return list(owner.model_fields) if owner else []
 
 
 def _section_of(annotation: object) -> type[Strict] | None:

@@ -682,15 +682,8 @@ def _unfit(rank: int, host: Host, measured_on: Device | None) -> str:
             f"its rank {rank} runs on {host.name}, which does not see the run directory: mount there the storage that the other nodes "
             "see, or take the node out of the cluster"
         )
-    return _another_kind(rank, host, measured_on)
-
-
-def _another_kind(rank: int, host: Host, measured_on: Device | None) -> str:
-    """Return in words that a rank is on another kind of GPU than the study measures on; empty if it is not.
-
-    On a CPU what fits is bounded by the study's own limit, and only how fast it is depends on the kind.
-    """
     here = host.hardware
+    # On a CPU what fits is bounded by the study's own limit, and only how fast it is depends on the kind.
     if here is None or measured_on is None or not here.is_gpu or here.is_like(measured_on):
         return ""
     return (

@@ -72,7 +72,9 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
     warnings += filter(
         None, [lane_deaths_text(study), _hardly_trains(config, study), not_carried(config, study, nearest)]
     )
-    if busy := _busy_stages(study):
+    frontier, throughput = found(study, FrontierFindings), found(study, ThroughputFindings)
+    is_busy = {"frontier": bool(frontier and frontier.disturbed), "throughput": bool(throughput and throughput.busy)}
+    if busy := [stage for stage, is_so in is_busy.items() if is_so]:
         warnings.append(
             f"the machine was busy, or its speed uneven, while speeds were timed ({', '.join(busy)}), and these speeds decide which batches "
             "took part and for how long each trained; repeat the study when it is quiet, or with more rounds"
@@ -193,13 +195,6 @@ def _slower_than_the_baseline(config: StudyConfig, study: Study, winner: Trial) 
         f"{study.facts.rate_unit}), so "
         f"the same samples take {theirs / ours:.2g} times as long; {counted}"
     )
-
-
-def _busy_stages(study: Study) -> list[str]:
-    """Return the stages whose timings something else on the machine disturbed."""
-    frontier, throughput = found(study, FrontierFindings), found(study, ThroughputFindings)
-    busy = {"frontier": bool(frontier and frontier.disturbed), "throughput": bool(throughput and throughput.busy)}
-    return [stage for stage, is_busy in busy.items() if is_busy]
 
 
 def at_an_end(config: StudyConfig, study: Study, winner: Trial) -> str:

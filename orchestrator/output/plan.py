@@ -149,7 +149,10 @@ def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
 
 
 def _cost_text(config: StudyConfig, cost: Cost) -> str:
-    lanes = _lanes(config)
+    import torch
+
+    # One where this machine has no GPU, and none is asked for.
+    lanes = config.placement.lanes or max(1, torch.cuda.device_count() // config.world_size)
     wall = f", {training_time_text(cost.total / lanes)} on {counted(lanes, 'lane')}" if lanes > 1 else ""
     probing = sum(cost.probes.values())
     probes = f", and {training_time_text(probing)} of probes" if probing else ""
@@ -157,13 +160,6 @@ def _cost_text(config: StudyConfig, cost: Cost) -> str:
         f"at most {training_time_text(cost.total)} of a lane{wall}: {counted(cost.num_full_runs, 'full run')} of "
         f"{training_time_text(cost.run)}{probes}"
     )
-
-
-def _lanes(config: StudyConfig) -> int:
-    """Return how many lanes this machine has for the study: one where it has no GPU, and none is asked for."""
-    import torch
-
-    return config.placement.lanes or max(1, torch.cuda.device_count() // config.world_size)
 
 
 def _payback(config: StudyConfig, cost: Cost, rate: float) -> list[str]:
@@ -224,6 +220,7 @@ def _not_predictable(error: Exception) -> str:
 def _memory(context: StageContext[Frontier]) -> Group:
     """Return a table with one row for each mode, compiled or not, and below it why some modes are not predictable."""
     from batchscout.trainers.before.prediction import NotPredictable, predict_in_own_process
+    from batchscout.trainers.device.device import device_bytes, pick_device
 
     stage = context.stage
     sizes = [size for factor in (1, 2, 4, 8) if (size := smallest_size(context) * factor) <= stage.largest]
@@ -234,7 +231,8 @@ def _memory(context: StageContext[Frontier]) -> Group:
     peaks = [found for found in predicted.values() if isinstance(found, PeakMemory)]
     if len(peaks) == len(predicted):
         check_fits(context.config, peaks, smallest_size(context))
-    limit, free = _limit(context), context.config.headroom
+    # On a CPU host without a limit the memory that is free counts at the start.
+    limit, free = context.limit_bytes() or device_bytes(pick_device()), context.config.headroom
     allowed = [limit, limit * (1 - free)] if limit else []
     table = _memory_table(sizes, limit, free)
     for name, found in list(predicted.items())[:MOST_ROWS]:
@@ -255,14 +253,6 @@ def _memory_table(sizes: list[int], limit: int | None, free: float) -> Table:
         table.add_column(f"largest in\n{bytes_text(limit)}", justify="right")
         table.add_column(f"and {free:.0%}\nleft free", justify="right")
     return table
-
-
-def _limit(context: StageContext[Frontier]) -> int | None:
-    """Return the study's limit, or this machine's GPU memory; None on a CPU host, whose free memory counts at the
-    start."""
-    from batchscout.trainers.device.device import device_bytes, pick_device
-
-    return context.limit_bytes() or device_bytes(pick_device())
 
 
 def _memory_rows(context: StageContext[Frontier]) -> dict[str, TrialConfig]:

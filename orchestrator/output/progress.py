@@ -249,17 +249,13 @@ def metrics_line(metrics: Mapping[str, float | None], rate_unit: str) -> str:
     return ", ".join(parts)
 
 
-def _waiting(share: float) -> str:
-    """Return the share of its time that a run waits for data; nothing where it hardly does."""
-    return f"{share:.0%} waiting for data" if share >= INPUT_BOUND / 2 else ""
-
-
 def _in_a_line(rate_unit: str) -> dict[str, Callable[[float], str]]:
+    """Return, of each metric that has a place in a line, its words; none of a value that is not worth any."""
     return {
         "val_loss": lambda loss: f"val loss {loss_text(loss)}",
         "generalisation_gap": "gap {:+.3f}".format,
         "tokens_per_second": lambda rate: rate_text(rate, rate_unit),
-        "data_wait": _waiting,
+        "data_wait": lambda share: f"{share:.0%} waiting for data" if share >= INPUT_BOUND / 2 else "",
         "peak_memory_bytes": bytes_text,
         "rho": "rho {:.1e}".format,
     }

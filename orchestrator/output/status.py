@@ -17,6 +17,7 @@ from batchscout.orchestrator.output.answer import RUN_DIR, how_to_resume
 from batchscout.orchestrator.output.caveats import lane_deaths_text
 from batchscout.orchestrator.output.progress import best_so_far, trial_metrics
 from batchscout.orchestrator.output.recommendation import recommend
+from batchscout.orchestrator.output.rows import LEAST_ROOM
 from batchscout.orchestrator.output.shown import Terminal, print_answer, shown
 from batchscout.orchestrator.output.time_split import time_split
 from batchscout.orchestrator.stages import stage_of
@@ -31,7 +32,6 @@ from batchscout.trainers.notices import NoticeKind
 
 # A disk that fails may damage a file of every trial.
 MOST_NOTICES = 20
-_LEAST_ROOM = 30
 LEAST_ROWS_OF_TRIALS = 4
 """Of a window: what is said before the stages leaves as many."""
 
@@ -267,8 +267,8 @@ def _line(row: Sequence[str], widths: Sequence[int], explanation: str, width: in
     """
     cells = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True))
     room = width - len(cells) - 2
-    if room < _LEAST_ROOM:  # for words beside the cells: they go below them
-        lines = textwrap.wrap(explanation, max(_LEAST_ROOM, width - 4), break_long_words=False, break_on_hyphens=False)
+    if room < LEAST_ROOM:  # for words beside the cells: they go below them
+        lines = textwrap.wrap(explanation, max(LEAST_ROOM, width - 4), break_long_words=False, break_on_hyphens=False)
         return "\n".join([cells.rstrip(), *(f"    {line}" for line in lines)])
     first, *others = textwrap.wrap(explanation, room, break_long_words=False, break_on_hyphens=False) or [""]
     return "\n".join([f"{cells}  {first}".rstrip(), *(" " * (len(cells) + 2) + line for line in others)])

@@ -14,7 +14,7 @@ from typing import Any
 
 from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.stages.estimates.timing import TIE
-from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
+from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.probing import rate_at
 from batchscout.trainers.config import Split
 
@@ -148,13 +148,8 @@ def _gain(frontier: FrontierFindings) -> float:
     if not frontier.taken:
         return 1.0
     chosen, taken = frontier.chosen, frontier.taken
-    twin = next(
-        (one for one in frontier.measured if one.point != chosen.point and _with(one.point, taken) == chosen.point),
-        None,
-    )
+    others = [one for one in frontier.measured if one.point != chosen.point]
+    with_it = ((one, replace(one.point, mode=replace(one.mode, **dict[str, Any](taken)))) for one in others)
+    twin = next((one for one, point in with_it if point == chosen.point), None)
     rates = [one.samples_per_second if one else None for one in (chosen, twin)]
     return rates[0] / rates[1] if rates[0] and rates[1] else 1.0
-
-
-def _with(point: OperatingPoint, taken: dict[str, Any]) -> OperatingPoint:
-    return replace(point, mode=replace(point.mode, **taken))

@@ -138,7 +138,11 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
         return Conclusion("learning_rate", ok=False, reason=why)
     train = context.of(Train) if found(context.study, TrainFindings) else None
     of_all = train_findings(train) if train else None  # what the runs of train and of this stage come to together
-    best = _chosen(ranking, of_all) or _settle(ranking, _fitted(context, trials) or ranking[0].config.learning_rate)
+    # What all runs speak for may have another batch.
+    best = next((one for one in ranking if of_all and one.first.id == of_all.winner), None)
+    if best is None:
+        fitted = _fitted(context, trials) or ranking[0].config.learning_rate
+        best = min(tied_with_best(ranking), key=lambda one: abs(math.log(one.config.learning_rate / fitted)))
     winner = of_all.winner if of_all else best.first.id
     tested = sorted({trial.config.learning_rate for trial in trials})
     on_edge = len(tested) > 1 and best.config.learning_rate in (tested[0], tested[-1]) and winner == best.first.id
@@ -158,11 +162,6 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
     return concluded(findings, _sentence(best, ranking, rule) + _elsewhere(context.study.trials[winner], best), notes)
 
 
-def _chosen(ranking: list[Standing], of_all: TrainFindings | None) -> Standing | None:
-    """Return the run that all runs speak for; None where it has another batch."""
-    return next((one for one in ranking if of_all and one.first.id == of_all.winner), None)
-
-
 def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float | None:
     """Return the rate at the minimum of the curve through all that was run: it errs less than the best of a few runs. None where no
     run comes near the target loss."""
@@ -171,10 +170,6 @@ def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float |
     batches = sorted({trial.config.effective_batch_size for trial in known})
     surface = surface_through(known, context.config, batches)
     return None if surface is None else surface.coordinates.rate(batch, float(np.median(surface.best_u(batch))))
-
-
-def _settle(ranking: list[Standing], fitted: float) -> Standing:
-    return min(tied_with_best(ranking), key=lambda one: abs(math.log(one.config.learning_rate / fitted)))
 
 
 def _elsewhere(winner: Trial, best: Standing) -> str:

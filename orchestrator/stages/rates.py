@@ -20,9 +20,8 @@ def rates(context: StageContext[StageKeys]) -> tuple[Rate, ...]:
     throughput, frontier = found(context.study, ThroughputFindings), found(context.study, FrontierFindings)
     if throughput and throughput.rates:
         return throughput.rates
-    return _of_the_frontier(frontier, context.config.world_size) if frontier else ()
-
-
-def _of_the_frontier(frontier: FrontierFindings, world_size: int) -> tuple[Rate, ...]:
+    if frontier is None:
+        return ()
+    world_size = context.config.world_size
     fastest = [forms(frontier, size * world_size, world_size)[0] for size in measured_sizes(frontier)]
     return tuple(rate_of(form, form.predicted) for form in fastest)

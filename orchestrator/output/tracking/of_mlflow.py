@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchscout.orchestrator.output.tracking.names import STUDY_RUN, run_id, run_name, study_token
-from batchscout.orchestrator.output.tracking.runs import End, Found, Row, Table, finite
+from batchscout.orchestrator.output.tracking.runs import End, Found, Row, finite
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.trainers.files import naming_the_disk
 
@@ -72,7 +72,9 @@ class Mlflow:
         run = MlflowRun(self._client, self._parent)
         numbers = {key: float(value) for key, value in found.summary.items() if isinstance(value, (int, float))}
         for name, table in found.tables.items():
-            self._client.log_text(self._parent, _csv(table), f"{name}.csv")
+            written = io.StringIO()
+            csv.writer(written).writerows([table.columns, *table.rows])
+            self._client.log_text(self._parent, written.getvalue(), f"{name}.csv")
         if found.report is not None:
             self._client.log_artifact(self._parent, str(found.report))
         self._client.set_tag(self._parent, "mlflow.note.content", str(found.summary.get("verdict"))[:LONGEST_TAG])
@@ -135,9 +137,3 @@ def _client(uri: str) -> MlflowClient:
     for loud in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(loud).setLevel(logging.ERROR)
     return MlflowClient(uri)
-
-
-def _csv(table: Table) -> str:
-    written = io.StringIO()
-    csv.writer(written).writerows([table.columns, *table.rows])
-    return written.getvalue()

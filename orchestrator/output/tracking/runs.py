@@ -127,7 +127,9 @@ class TrialRuns(Observer):
         except Exception as error:
             self._is_lost = True
             self._open.clear()
-            self._tell(_lost(self._tracker.name, error))
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            goes_on = "the study goes on without it, and nothing is missing in its own directory"
+            self._tell(Notice(NoticeKind.TRACKER_LOST, f"{self._tracker.name} has failed ({why}): {goes_on}"))
 
     def _start(self, trial: Trial) -> None:
         if trial.id in self._open:
@@ -166,14 +168,6 @@ class TrialRuns(Observer):
         while self._open:
             _, run = self._open.popitem()
             run.end(End(cut_off, has_failed=True))
-
-
-def _lost(name: str, error: Exception) -> Notice:
-    why = " ".join(f"{type(error).__name__}: {error}".split())
-    return Notice(
-        NoticeKind.TRACKER_LOST,
-        f"{name} has failed ({why[:300]}): the study goes on without it, and nothing is missing in its own directory",
-    )
 
 
 def _figures_of(step: step_log.Step) -> dict[str, float | None]:

@@ -15,7 +15,9 @@ from batchscout.trainers.files import own_file
 
 def found_by(study: Study, run_dir: Path, verdict: str) -> Found:
     """Return what a study has found, once its results are written."""
-    tree = _recommendation(run_dir / "recommendation.json")
+    path = run_dir / "recommendation.json"
+    with own_file(path, "read"):
+        tree: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     numbers = {key: value for key, value in tree.items() if not isinstance(value, (dict, list))}
     report = run_dir / "report.html"
     return Found({**numbers, "verdict": verdict}, _tables(study, tree), report if report.exists() else None)
@@ -40,8 +42,3 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _single(value: Any) -> Value:
     return json.dumps(value) if isinstance(value, (dict, list)) else value
-
-
-def _recommendation(path: Path) -> dict[str, Any]:
-    with own_file(path, "read"):
-        return json.loads(path.read_text()) if path.exists() else {}

@@ -26,7 +26,8 @@ def propose(context: StageContext[Branch]) -> list[Proposal]:
         return []
     trunks = _trunks(context, source)
     branches = [one for point in source.points for one in _branches(context, source, point, trunks)]
-    wanted = [one for one in branches if _has_completed(context, _trunk_of(trunks, one.config.seed))]
+    completed = {trial.id for trial in context.trials() if trial.state is TrialState.COMPLETE}
+    wanted = [one for one in branches if _trunk_of(trunks, one.config.seed).id in completed]
     return [*trunks, *wanted, *(_ramps(context, source) if context.have_ended([*trunks, *wanted]) else [])]
 
 
@@ -90,11 +91,6 @@ def _at_constant_rate(
 
 def _trunk_of(trunks: list[Proposal], seed: int) -> Proposal:
     return next(trunk for trunk in trunks if trunk.config.seed == seed)
-
-
-def _has_completed(context: StageContext[Branch], proposal: Proposal) -> bool:
-    trial = context.study.trials.get(proposal.id)
-    return trial is not None and trial.state is TrialState.COMPLETE
 
 
 def _ramps(context: StageContext[Branch], source: Source) -> list[Proposal]:

@@ -107,7 +107,8 @@ class Overfitting:
 
 def overfitting_of(trial: Trial) -> Overfitting | None:
     """Return where a run began to overfit; None where it did not by more than runs deviate from seed to seed."""
-    points = [point for point in (*trial.history, trial.metrics) if _is_evaluation(point)]
+    needed = ("samples_seen", "val_loss", "loss")
+    points = [one for one in (*trial.history, trial.metrics) if all(one.get(key) is not None for key in needed)]
     if len(points) < 2:
         return None
     lowest, last = min(points, key=lambda point: _known(point, "val_loss")), points[-1]
@@ -120,10 +121,6 @@ def overfitting_of(trial: Trial) -> Overfitting | None:
     )
     rises = found.val_loss - found.lowest_val_loss > ALIKE * abs(found.lowest_val_loss)
     return found if rises and found.loss < found.loss_then else None
-
-
-def _is_evaluation(point: Metrics) -> bool:
-    return all(point.get(key) is not None for key in ("samples_seen", "val_loss", "loss"))
 
 
 def _known(point: Metrics, key: str) -> float:

@@ -481,7 +481,7 @@ def _fitted(runs: _Runs, cells: _Cells) -> _Fitted:
 
 def _given(cells: _Cells, prior: Array, explained: Array, target: Array, variances: Array) -> _Fitted:
     """explained: [cell, run, run], the covariance of what is no noise. target: [cell, run], the losses less what the curvature makes."""
-    covariance = explained + _diagonal(variances)
+    covariance = explained + variances[:, :, None] * np.eye(variances.shape[1])
     precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
     told = np.einsum("cij,cj->ci", precision, target)
     log_evidence = cells.log_prior - (np.linalg.slogdet(covariance).logabsdet + (target * told).sum(axis=1)) / 2
@@ -495,11 +495,6 @@ def _weights(fitted: _Fitted, target: Array, noise: Array) -> Array:
     chances = np.exp(fitted.log_evidence - fitted.log_evidence.max())
     mean = chances @ (remains / noise) / chances.sum()
     return np.minimum((DEGREES + 1) / (DEGREES + mean), 1.0)
-
-
-def _diagonal(rows: Array) -> Array:
-    """Return for every row the matrix that has it on its diagonal."""
-    return rows[:, :, None] * np.eye(rows.shape[1])
 
 
 def _rows(x: Array, u: Array) -> Array:

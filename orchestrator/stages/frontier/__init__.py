@@ -25,25 +25,19 @@ from batchscout.trainers.knobs import in_words, that_change_the_loss
 
 
 def describe(context: StageContext[Frontier]) -> list[str]:
+    smallest, raised = smallest_size(context), context.study.facts.alone_raises
+    begins_at_two = raised is not None and smallest != context.stage.smallest
+    why = f" (of 1 sample the training raises {raised})" if begins_at_two else ""
+    beside = ", ".join(variant.name for variant in variants(context))
     return [
         f"modes: {', '.join(str(mode) for mode in modes(context))}",
         *notes_on_checkpointing(context),
         *_knobs(context),
-        f"micro-batch {smallest_size(context)}{_no_single_sample(context)}, then the largest that fits, by prediction and measured peaks, and those between",
-        *_tried_beside(context),
+        f"micro-batch {smallest}{why}, then the largest that fits, by prediction and measured peaks, and those between",
+        *([f"at the fastest point, also: {beside}"] if beside else []),
         f"{counted(context.stage.finalists, 'finalist')} in {counted(context.stage.rounds, 'round')}; then {_verified(context)}",
         *allowed_in_words(context),
     ]
-
-
-def _no_single_sample(context: StageContext[Frontier]) -> str:
-    """Return why the search begins at two, where it would begin at one."""
-    raised = context.study.facts.alone_raises
-    return (
-        ""
-        if raised is None or smallest_size(context) == context.stage.smallest
-        else f" (of 1 sample the training raises {raised})"
-    )
 
 
 def _knobs(context: StageContext[Frontier]) -> list[str]:
@@ -54,11 +48,6 @@ def _knobs(context: StageContext[Frontier]) -> list[str]:
     checked = that_change_the_loss(names)
     runs = f"; a check of the loss in short runs before {in_words(checked)} may be chosen" if checked else ""
     return [f"memory knobs, where memory binds, in at most {MOST_PROBES} probes: {in_words(names)}{runs}"]
-
-
-def _tried_beside(context: StageContext[Frontier]) -> list[str]:
-    names = ", ".join(variant.name for variant in variants(context))
-    return [f"at the fastest point, also: {names}"] if names else []
 
 
 def _verified(context: StageContext[Frontier]) -> str:

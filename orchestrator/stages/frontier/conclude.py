@@ -28,7 +28,7 @@ from batchscout.orchestrator.stages.frontier.measured import ended_for_another_r
 from batchscout.orchestrator.stages.frontier.modes import modes
 from batchscout.orchestrator.stages.frontier.pareto import Point, knee, pareto_front
 from batchscout.orchestrator.stages.frontier.progress import FrontierProgress
-from batchscout.orchestrator.stages.frontier.variants import Variant, variants
+from batchscout.orchestrator.stages.frontier.variants import variants
 from batchscout.orchestrator.stages.input_bound import input_bound
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.stages.short_runs import made_again, notes_on_divergence, why_they_diverge
@@ -269,24 +269,17 @@ def _notes_on_verifications(known: FrontierProgress) -> list[str]:
 
 def _notes_on_variants(known: FrontierProgress, chosen: OperatingPoint) -> list[str]:
     """Return what each variant of the fastest point gained or lost, of those that were timed."""
-    fastest = known.finalists.points[0]
-    tried = [(variant, variant.of(fastest)) for variant in variants(known.context)]
-    return [
-        _note_on_variant(known, fastest, one, variant, chosen)
-        for variant, one in tried
-        if one in known.finalists.points
-    ]
-
-
-def _note_on_variant(
-    known: FrontierProgress, fastest: OperatingPoint, tried: OperatingPoint, variant: Variant, chosen: OperatingPoint
-) -> str:
-    timed = known.finalists.timed
-    if timed is None or not {tried, fastest} <= timed.rates.keys():
-        return f"{variant.name} could not be timed"
-    memory = known.finalists.most_memory(tried) / known.finalists.most_memory(fastest)
-    how = _how_it_pays(known, fastest, tried, chosen)
-    return f"{variant.name} {how} here: {known.context.study.facts.rate_unit} {timed.ratio(tried, fastest)}, memory {memory:.2f} x"
+    fastest, timed = known.finalists.points[0], known.finalists.timed
+    unit, notes = known.context.study.facts.rate_unit, list[str]()
+    for variant in variants(known.context):
+        tried = variant.of(fastest)
+        if timed is not None and {tried, fastest} <= timed.rates.keys():
+            memory = known.finalists.most_memory(tried) / known.finalists.most_memory(fastest)
+            how = _how_it_pays(known, fastest, tried, chosen)
+            notes.append(f"{variant.name} {how} here: {unit} {timed.ratio(tried, fastest)}, memory {memory:.2f} x")
+        elif tried in known.finalists.points:
+            notes.append(f"{variant.name} could not be timed")
+    return notes
 
 
 def _how_it_pays(

@@ -77,17 +77,14 @@ class KnobSearch:
         fitting = self.probes.fitting_without_knobs()
         of_the_data = [mode for mode in self.probes.modes if mode.seq_len is None]
         fastest = max(fitting, key=lambda point: rate_of(fitting[point])).mode if fitting else of_the_data[-1]
-        grounds = list(dict.fromkeys([fastest, self._least_checkpointed(fastest)]))
+        plain = replace(fastest, activation_checkpointing="none")
+        grounds = [fastest, plain] if plain != fastest and plain in self.probes.modes else [fastest]
         return [
             KnobMode(mode, ground, names)
             for names in together(self.trials.context)
             for ground in grounds
             if (mode := with_knobs(self.trials.context, ground, names))
         ]
-
-    def _least_checkpointed(self, mode: Mode) -> Mode:
-        plain = replace(mode, activation_checkpointing="none")
-        return plain if plain in self.probes.modes else mode
 
     @cached_property
     def memory_binds(self) -> bool:
