@@ -295,7 +295,8 @@ def check_new_study(config: StudyConfig, *, is_local: bool, compiles: bool, say:
     _check_single_samples(config, facts)
     _check_grid(config, facts)
     _check_device_hours(config, facts)
-    _check_knobs(config, is_local=is_local)
+    if is_local:
+        check_machine(config.named_knobs, "cuda" if _has_cuda() else "cpu")
     if found.outcome == "slow":
         say(
             f"{what} takes more than {SECONDS_OF_A_PASS:g} s on this machine, so nothing is known of it before the first trial"
@@ -636,12 +637,6 @@ def _check_limit(config: StudyConfig, model: nn.Module) -> None:
             f"memory_limit is {bytes_text(config.memory_limit)}, and the model's weights and their gradients alone take "
             f"{bytes_text(held)} on each rank; raise memory_limit, or make the model smaller"
         )
-
-
-def _check_knobs(config: StudyConfig, *, is_local: bool) -> None:
-    """Raise ValueError where this machine, which is to run the trials, lacks what a memory knob needs."""
-    if is_local:
-        check_machine(config.named_knobs, "cuda" if _has_cuda() else "cpu")
 
 
 def check_environment(config: StudyConfig) -> None:

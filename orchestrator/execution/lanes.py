@@ -109,7 +109,10 @@ def open_lanes(
     for name, value in LANE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     token = uuid.uuid4().hex[:8]
-    lanes = _start_dispatcher(f"dispatcher-{token}", shape.num_lanes, max_silent_seconds, measured_on)
+    actor: DispatcherHandle = ray.remote(Dispatcher)
+    options = {"name": f"dispatcher-{token}", "num_cpus": 0, "resources": ON_THE_HEAD, "max_concurrency": 1000}
+    dispatcher = actor.options(**options).remote(shape.num_lanes, max_silent_seconds, measured_on)
+    lanes = Lanes(dispatcher, f"dispatcher-{token}")
     threads: list[threading.Thread] = []
 
     def open_lane() -> str:
@@ -125,25 +128,14 @@ def open_lanes(
                 open_lane()
             yield lanes
         else:
-            with _growing(Fleet(resources, lanes.dispatcher, open_lane, say)) as fleet:
+            fleet = Fleet(resources, lanes.dispatcher, open_lane, say)
+            fleet.start()
+            try:
                 yield replace(lanes, fleet=fleet)
+            finally:
+                fleet.stop()
     finally:
         _send_home(lanes.dispatcher, threads)
-
-
-@contextlib.contextmanager
-def _growing(fleet: Fleet) -> Iterator[Fleet]:
-    fleet.start()
-    try:
-        yield fleet
-    finally:
-        fleet.stop()
-
-
-def _start_dispatcher(name: str, num_lanes: int, max_silent_seconds: float | None, measured_on: Device | None) -> Lanes:
-    actor: DispatcherHandle = ray.remote(Dispatcher)
-    options = {"name": name, "num_cpus": 0, "resources": ON_THE_HEAD, "max_concurrency": 1000}
-    return Lanes(actor.options(**options).remote(num_lanes, max_silent_seconds, measured_on), name)
 
 
 def _send_home(dispatcher: DispatcherHandle, threads: list[threading.Thread]) -> None:

@@ -82,7 +82,8 @@ def read_module(path: Path, name: str) -> Module:
         tuple(_function(node, names) for node in tree.body if isinstance(node, ast.FunctionDef)),
         tuple(names.calls(tree)),
         imported,
-        _runs_at(tree) is not None or any(isinstance(one, ast.If) and _is_main_guard(one) for one in tree.body),
+        _runs_at(tree) is not None
+        or any(isinstance(one, ast.If) and "__name__" in ast.unparse(one.test) for one in tree.body),
         _runs_at(tree),
     )
 
@@ -231,10 +232,6 @@ def _merged(written: Sequence[str], annotated: Sequence[str]) -> Sequence[str]:
     if len(written) != len(annotated):
         return annotated if len(annotated) > len(written) else written
     return [one or other for one, other in zip(written, annotated, strict=True)]
-
-
-def _is_main_guard(statement: ast.If) -> bool:
-    return "__name__" in ast.unparse(statement.test)
 
 
 def _runs_at(tree: ast.Module) -> int | None:

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
+from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.output.progress import trial_metrics
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.rows import labelled_lines
@@ -115,10 +116,11 @@ def explain_trial(
     if name not in known:
         raise ValueError(no_such_trial(run_dir, name, list(known)))
     trial, changes = known[name], history_of(run_dir / "journal.jsonl", config.name, name)
+    keys = next((one for one in config.stages if one.type == trial.stage), None)
     return Explanation(
         trial=name,
         stage=trial.stage,
-        question=_question(config, trial.stage),
+        question=(type(keys).__doc__ or "").split("\n")[0] if keys else "",
         role=trial.role,
         notes=tuple(_notes(study, trial)),
         what=_what(trial),
@@ -128,7 +130,7 @@ def explain_trial(
         rungs=tuple(_rungs(trial, study)),
         metrics=trial.metrics,
         result=_result(trial, study),
-        outcome=tuple(_outcome(config, study, recommendation, trial)),
+        outcome=tuple(_outcome(keys and StageContext(keys, config, study), study, recommendation, trial)),
         cost=_cost(trial, study, changes),
         files=_files(run_dir, name),
     )
@@ -143,11 +145,6 @@ def no_such_trial(run_dir: Path, name: str, names: list[str]) -> str:
     return (
         f"{quoted(run_dir)} has no trial '{name}'; {meant}all {len(names)} names: batchscout status {quoted(run_dir)}"
     )
-
-
-def _question(config: StudyConfig, stage: str) -> str:
-    kind = next((type(keys) for keys in config.stages if keys.type == stage), None)
-    return (kind.__doc__ or "").split("\n")[0] if kind else ""
 
 
 def _notes(study: Study, trial: Trial) -> Iterator[str]:
@@ -207,14 +204,15 @@ def _result(trial: Trial, study: Study) -> str:
     return ", ".join(filter(None, [line, scale])) or "none"
 
 
-def _outcome(config: StudyConfig, study: Study, recommendation: Recommendation | None, trial: Trial) -> Iterator[str]:
+def _outcome(
+    stage: StageContext[StageKeys] | None, study: Study, recommendation: Recommendation | None, trial: Trial
+) -> Iterator[str]:
     """Say whether the stage or the study chose the trial, and what its stage has concluded."""
     chosen = recommendation.evidence.trial if recommendation else None
     if chosen == trial.id:
         is_longer = recommendation is not None and recommendation.sample_budget > trial.config.sample_budget
         yield "the study's run that is most like the real run" if is_longer else "the study recommends this run"
-    keys = next((one for one in config.stages if one.type == trial.stage), None)
-    if keys is not None and stage_of(keys).winner(StageContext(keys, config, study)) == trial.id:
+    if stage is not None and stage_of(stage.stage).winner(stage) == trial.id:
         yield f"the stage {trial.stage} chose it"
     if (conclusion := study.conclusions.get(trial.stage)) is not None:
         yield f"the stage {trial.stage} concluded: {conclusion.reason}"

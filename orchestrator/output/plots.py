@@ -146,8 +146,11 @@ class _Drawing:
 
 def plot(figure: Figure) -> Element:
     """Return the chart. Series are named at its right edge, where they cannot cover a point; marks that an axis cannot show are left out."""
-    drawable = (_drawable(one, figure.x, figure.y) for one in figure.series)
-    shown = [one for one in drawable if one.marks]
+    shown = list[Series]()
+    for one in figure.series:
+        marks = tuple(mark for mark in one.marks if _fits(mark.x, figure.x) and _fits(mark.y, figure.y))
+        if marks:
+            shown.append(replace(one, marks=marks))
     if not shown and not figure.cells:
         return _empty(figure.width, 80)
     names = [one.label for one in shown if one.label and not one.faint]
@@ -190,11 +193,6 @@ def _empty(width: int, height: int) -> Element:
     text = element("text", "nothing measured", x=width / 2, y=height / 2, class_="muted", text_anchor="middle")
     box = element("rect", x=0.5, y=0.5, width=width - 1, height=height - 1, class_="empty")
     return element("svg", box, text, viewBox=f"0 0 {width} {height}", style=f"max-width:{width}px", role="img")
-
-
-def _drawable(series: Series, x_axis: Axis, y_axis: Axis) -> Series:
-    """Return the series without the marks that an axis cannot show."""
-    return replace(series, marks=tuple(m for m in series.marks if _fits(m.x, x_axis) and _fits(m.y, y_axis)))
 
 
 def _fits(value: float, axis: Axis) -> bool:

@@ -313,7 +313,10 @@ def _evidence(study: Study, winner: Trial) -> Evidence:
     frontier = found(study, FrontierFindings)
     limit, measured = frontier.limit_bytes if frontier else None, winner.metric("peak_memory_bytes")
     peak = None if measured is None else int(measured)
-    margin = limit - peak if limit and peak is not None else None
+    margin = memory = None
+    if limit and peak is not None:
+        margin = limit - peak
+        memory = f"{bytes_text(peak)} of {bytes_text(limit)}, {bytes_text(margin)} left"
     return Evidence(
         trial=winner.id,
         val_loss=winner.metric("val_loss"),
@@ -336,7 +339,7 @@ def _evidence(study: Study, winner: Trial) -> Evidence:
         mfu=winner.metric("mfu"),
         memory_limit_bytes=limit if margin is not None else None,
         memory_margin_bytes=margin,
-        memory=_memory_text(peak, limit),
+        memory=memory,
         stages={stage: conclusion.reason for stage, conclusion in study.conclusions.items()},
         notes=(
             *_model_notes(study),
@@ -352,12 +355,6 @@ _AT = "snapshot_samples_seen"
 def _noise(winner: Trial, key: str) -> float | None:
     """Return a figure of the gradient noise: of the last snapshot at weights that stood still, or else of the moving run."""
     return winner.metric(key if winner.metric(_AT) is None else f"snapshot_{key}")
-
-
-def _memory_text(peak: int | None, limit: int | None) -> str | None:
-    if not limit or peak is None:
-        return None
-    return f"{bytes_text(peak)} of {bytes_text(limit)}, {bytes_text(limit - peak)} left"
 
 
 def _model_notes(study: Study) -> list[str]:

@@ -187,7 +187,8 @@ class Study:
                 self.tokens.add(event.token)
                 self.given, self.told = self.given or event.given, self.told or event.told
                 self.cluster_options = event.cluster_options
-                self._wait_again()
+                for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:
+                    self._put(replace(_freed(trial, self.last, lost=True), state=TrialState.WAITING))
                 self._close_lanes(event.time)
             case LanesChanged():
                 if event not in self.lanes[-1:]:
@@ -202,7 +203,9 @@ class Study:
             case Reopened():
                 self._reopen(event.stage)
             case Noticed():
-                self._note(event)
+                notices, notice = self.notices.setdefault(event.id, []), Notice(event.notice, event.reason)
+                if notice not in notices:
+                    notices.append(notice)
             case Concluded():
                 fields = event.model_dump(exclude={"kind", "version", "time"})
                 self.conclusions[event.stage] = Conclusion(**fields)
@@ -236,21 +239,12 @@ class Study:
         for trial in [trial for trial in self.trials.values() if trial.stage in later]:
             self.withdrawn[trial.id] = self.trials.pop(trial.id)
 
-    def _note(self, event: Noticed) -> None:
-        notices, notice = self.notices.setdefault(event.id, []), Notice(event.notice, event.reason)
-        if notice not in notices:
-            notices.append(notice)
-
     def _close_lanes(self, time: float) -> None:
         """Note that the lanes of the driver before have ended with it."""
         if self.lanes and self.lanes[-1].lanes:
             self.lanes.append(
                 LanesChanged(time=time, lanes=0, most=self.lanes[-1].most, reason="another driver begins")
             )
-
-    def _wait_again(self) -> None:
-        for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:
-            self._put(replace(_freed(trial, self.last, lost=True), state=TrialState.WAITING))
 
     def _put(self, trial: Trial) -> None:
         """Add or replace a trial. Nothing else may write to `trials`."""

@@ -28,6 +28,7 @@ def written(r: Recommendation) -> str:
     beta1, beta2 = optimizer.betas
     clip = optimizer.max_gradient_norm
     half = r.precision != "float32"
+    copies, shards = (1, r.world_size) if r.parallel == "fsdp" else (r.world_size, 1)
     sections: dict[str, dict[str, JsonValue]] = {
         "training": {
             "local_batch_size": r.micro_batch_size,
@@ -36,7 +37,7 @@ def written(r: Recommendation) -> str:
             "max_norm": math.inf if clip is None else clip,
             "mixed_precision_param": "bfloat16" if half else "float32",
         },
-        "parallelism": _degrees(r),
+        "parallelism": {"data_parallel_replicate_degree": copies, "data_parallel_shard_degree": shards},
         "optimizer": {
             "name": "AdamW",
             "lr": r.learning_rate,
@@ -51,11 +52,6 @@ def written(r: Recommendation) -> str:
         "debug": {"seed": r.seed},
     }
     return text_of([*comments([*header_of(r), *lost, *_torchtitan_notes(r)]), *_toml(sections)])
-
-
-def _degrees(r: Recommendation) -> dict[str, JsonValue]:
-    copies, shards = (1, r.world_size) if r.parallel == "fsdp" else (r.world_size, 1)
-    return {"data_parallel_replicate_degree": copies, "data_parallel_shard_degree": shards}
 
 
 def _torchtitan_decay(schedule: Schedule) -> dict[str, JsonValue]:

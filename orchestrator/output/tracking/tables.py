@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from batchscout.orchestrator.output.tracking.runs import Found, Table, Value
+from batchscout.orchestrator.output.tracking.runs import Found, Table
 from batchscout.orchestrator.output.trial_rows import trial_row
 from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.files import own_file
@@ -37,8 +37,7 @@ def _tables(study: Study, recommendation: Mapping[str, Any]) -> dict[str, Table]
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return rows as a table of all columns that any of them has, in the order in which they come up."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    return Table(columns, [[_single(row.get(name)) for name in columns] for row in rows])
-
-
-def _single(value: Any) -> Value:
-    return json.dumps(value) if isinstance(value, (dict, list)) else value
+    values = [[row.get(name) for name in columns] for row in rows]
+    return Table(
+        columns, [[json.dumps(one) if isinstance(one, (dict, list)) else one for one in row] for row in values]
+    )

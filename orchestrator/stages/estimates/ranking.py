@@ -135,15 +135,10 @@ def late_gain(ranking: Sequence[Standing]) -> float:
     seed to seed, whatever the model, its length and its optimizer (benchmarks/late_gain.py). It is at least LEAST_GAIN of
     the loss, as a loss that has come to rest still differs between seeds.
     """
-    gains = [gain for one in ranking if (gain := _late_gain(one)) is not None]
+    halves = [(one, loss_at_samples(one.trials, one.config.sample_budget // 2)) for one in ranking]
+    gains = [abs(half - one.val_loss) for one, half in halves if half is not None]
     loss = statistics.median(abs(one.val_loss) for one in ranking)
     return max(statistics.median(gains) if gains else USUAL_GAIN * loss, LEAST_GAIN * loss, TINY)
-
-
-def _late_gain(standing: Standing) -> float | None:
-    """Return how far the loss at half of the samples lies from that at the end; None where nothing was evaluated by then."""
-    half = loss_at_samples(standing.trials, standing.config.sample_budget // 2)
-    return None if half is None else abs(half - standing.val_loss)
 
 
 def seed_deviation(ranking: Sequence[Standing]) -> float:

@@ -83,7 +83,7 @@ class Finalists:
         earlier = {
             point: [self.trials.timing_of(point, before) for before in range(1, number)] for point in self.points
         }
-        return [point for point, trials in earlier.items() if not any(map(_ended_without_a_rate, trials))]
+        return [point for point, trials in earlier.items() if not any(one and one.state.ruled_out for one in trials)]
 
     @cached_property
     def points(self) -> list[OperatingPoint]:
@@ -165,7 +165,3 @@ class Finalists:
             if not trial.proposal.fresh_process and "peak_memory_bytes" in trial.metrics
         ]
         return max(map(peak_of, trials))
-
-
-def _ended_without_a_rate(trial: Trial | None) -> bool:
-    return trial is not None and trial.state.ended and trial.state is not TrialState.COMPLETE

@@ -171,17 +171,12 @@ def _has_locks(path: Path) -> bool:
     """True if the file system of this file has locks."""
     try:
         with path.open("rb") as file:
-            _is_taken(file)
+            _lock_on(file)  # nobody is kept out by asking
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
         return False
     return True
-
-
-def _is_taken(file: io.IOBase) -> bool:
-    """True if another process has locked the file; nobody is kept out by asking."""
-    return _lock_on(file)[0] != fcntl.F_UNLCK
 
 
 def _lock_on(file: io.IOBase) -> tuple[int, int]:
