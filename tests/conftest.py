@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import re
 import signal
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from tests.support.processes import HANGS_AFTER_SECONDS
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch, not imported yet: each core already has a test of its own
 for _of_the_window in ("COLUMNS", "LINES"):
@@ -33,6 +36,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="it needs a GPU: pytest -m cuda -n 0"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own; one that waits for what never comes fails instead of hanging."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), timeout=HANGS_AFTER_SECONDS))
+    return True
 
 
 def _longest_first(items: list[pytest.Item]) -> None:

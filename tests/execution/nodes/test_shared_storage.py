@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -69,22 +68,19 @@ def test_where_another_can_come_it_is_refused_and_nothing_is_left_of_the_questio
     assert list((tmp_path / ".ray").glob("*")) == []
 
 
-def test_a_lane_on_a_node_that_joined_without_the_run_directory_runs_nothing_and_says_why() -> None:
-    async def scene() -> None:
-        dispatcher = Dispatcher(num_lanes=2)
-        await dispatcher.introduce("lane", Host("old", "cpu", 0))
-        await dispatcher.introduce("other", Host("new", "cpu", 0, sees_run_directory=False))
-        await dispatcher.assign(Assignment("a", "{}", "directory", "token", key="a"))
-        assert await dispatcher.take("other", "its group", 1) is None
-        assert await dispatcher.given_up() == [
-            "its rank 0 runs on new, which does not see the run directory: mount there the storage that the other nodes see, or take "
-            "the node out of the cluster"
-        ]
-        taken = await dispatcher.take("lane", "group", 1)
-        assert taken is not None
-        assert taken.trial_id == "a"
-
-    asyncio.run(asyncio.wait_for(scene(), 10))
+async def test_a_lane_on_a_node_that_joined_without_the_run_directory_runs_nothing_and_says_why() -> None:
+    dispatcher = Dispatcher(num_lanes=2)
+    await dispatcher.introduce("lane", Host("old", "cpu", 0))
+    await dispatcher.introduce("other", Host("new", "cpu", 0, sees_run_directory=False))
+    await dispatcher.assign(Assignment("a", "{}", "directory", "token", key="a"))
+    assert await dispatcher.take("other", "its group", 1) is None
+    assert await dispatcher.given_up() == [
+        "its rank 0 runs on new, which does not see the run directory: mount there the storage that the other nodes see, or take "
+        "the node out of the cluster"
+    ]
+    taken = await dispatcher.take("lane", "group", 1)
+    assert taken is not None
+    assert taken.trial_id == "a"
 
 
 @pytest.mark.cluster
