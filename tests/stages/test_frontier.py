@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,106 +25,15 @@ from batchscout.orchestrator.stages.probing import cost_of, num_full_runs
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
-from batchscout.orchestrator.study.messages import Message
 from batchscout.orchestrator.study.reuse import Measurements
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Proposal, TrialState
-from batchscout.trainers.config import Compile, TrialConfig
+from batchscout.trainers.config import Compile
 from tests.support.every import for_every
+from tests.support.frontier_world import LIMIT, World, played
 from tests.support.known_stage import Known
 from tests.support.lane_player import know, next_trial, study_of
-from tests.support.worlds import NONE
-
-MIB = 2**20
-LIMIT = 100
-
-
-@dataclass
-class World:
-    """What a trial would measure. base, slope: MiB of each mode, and for every sample; rate: tokens/s of its best size."""
-
-    base: dict[str, float] = field(default_factory=lambda: {"none": 20.0, "full": 15.0})
-    slope: dict[str, float] = field(default_factory=lambda: {"none": 4.0, "full": 1.0})
-    rate: dict[str, float] = field(default_factory=lambda: {"none": 1000.0, "full": 500.0})
-    half_rate_size: float = 20.0
-    noise: Callable[[Proposal], float] = lambda proposal: 1.0
-    slowed: Callable[[Proposal], bool] = lambda proposal: False
-    others: Callable[[Proposal], float] = lambda proposal: 0.0
-    """What other processes take of the CPUs."""
-    waits: Callable[[Proposal], float] = lambda proposal: 0.0
-    """The share of a step's time that it waits for data."""
-    more_memory: Callable[[Proposal], float] = lambda proposal: 0.0
-    chunked: tuple[float, float] = (0.5, 1.0)
-    """Of cross-entropy in chunks: times the rate, times the memory."""
-    one_graph: tuple[float, float] = (0.5, 1.0)
-    """Of the model as one graph: the same."""
-    device_memory_bytes: float | None = None
-    """What a GPU had for its process; None on a CPU host."""
-
-    def peak(self, config: TrialConfig) -> float:
-        mode = str(config.activation_checkpointing)
-        memory = math.prod(memory for _, memory in self.variants_of(config))
-        longer = config.data.kwargs.get("seq_len", 1)
-        return self.base[mode] + memory * self.slope[mode] * config.micro_batch_size * longer
-
-    def speed(self, config: TrialConfig) -> float:
-        speed = math.prod(speed for speed, _ in self.variants_of(config))
-        size = config.micro_batch_size
-        return self.rate[str(config.activation_checkpointing)] * speed * size / (size + self.half_rate_size)
-
-    def variants_of(self, config: TrialConfig) -> list[tuple[float, float]]:
-        chunked, one_graph = config.model.kwargs.get("cross_entropy") == "chunked", config.compile == "whole"
-        return [self.chunked] * chunked + [self.one_graph] * one_graph
-
-    def message(self, config: TrialConfig, share: float = 1.0) -> Message:
-        """Its last word. share: of the speed that it would have alone on the machine."""
-        rate, peak = share * self.speed(config), self.peak(config)
-        if peak > LIMIT:
-            return Message(outcome="out_of_memory", reason="x")
-        return Message({"tokens_per_second": rate, "peak_memory_bytes": peak * MIB}, outcome="complete")
-
-    def end(self, known: Known, proposal: Proposal) -> None:
-        peak = self.peak(proposal.config) + self.more_memory(proposal)
-        if peak > LIMIT:
-            known.end(proposal.id, "out_of_memory", "x", Cause.OUT_OF_MEMORY)
-            return
-        rate = self.speed(proposal.config) * self.noise(proposal)
-        known.end(
-            proposal.id,
-            tokens_per_second=rate,
-            step_seconds=2 * proposal.config.micro_batch_size / rate,
-            peak_memory_bytes=peak * MIB,
-            gpu_slowed=float(self.slowed(proposal)),
-            other_cpu_share=self.others(proposal),
-            data_wait=self.waits(proposal),
-            data_workers=2.0,
-            device_memory_bytes=self.device_memory_bytes,
-        )
-
-
-def played(
-    world: World,
-    facts: Facts | None = None,
-    *,
-    then: tuple[str, ...] = (),
-    memory_limit: str | None = f"{LIMIT}MiB",
-    **stage: Any,
-) -> tuple[Known, Conclusion]:
-    """The stage from its first probe to its conclusion, under a limit of 100 MiB with 5 % of headroom.
-
-    then: the stages that the study has after it.
-    """
-    modes = {"type": "frontier", "activation_checkpointing": list(world.base)}
-    known = Known(
-        modes | stage,
-        facts,
-        more_stages=[{"type": name} for name in then],
-        sample_budget=100_000,
-        memory_limit=memory_limit,
-    )
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-        world.end(known, waiting[0])
-    return known, known.conclude()
+from tests.support.worlds import MIB, NONE
 
 
 def directed(path: Path, measurements: Measurements, verified: float = 1.0) -> tuple[Study, list[str]]:
@@ -132,12 +41,8 @@ def directed(path: Path, measurements: Measurements, verified: float = 1.0) -> t
 
     verified: the speed of a verification, beside what it would be if nothing else ran.
     """
-    world, config = (
-        World(),
-        study_of(
-            stages=[{"type": "frontier", "activation_checkpointing": ["none", "full"]}], memory_limit=f"{LIMIT}MiB"
-        ),
-    )
+    stage = {"type": "frontier", "activation_checkpointing": ["none", "full"]}
+    world, config = World(), study_of(stages=[stage], memory_limit=f"{LIMIT}MiB")
     with Journal(path, config.name) as journal:
         know(journal, facts=Facts(num_train_samples=1000))
         context = StageContext(config.stages[0], config, journal.study)
@@ -156,20 +61,15 @@ def directed(path: Path, measurements: Measurements, verified: float = 1.0) -> t
 def test_no_micro_batch_is_tried_that_holds_more_tokens_than_the_study_file_allows(
     tokens: int | str, largest: int
 ) -> None:
-    known = Known(
-        {"type": "frontier", "activation_checkpointing": ["none"]}, Facts(longest_sample=300),
-        sample_budget=100_000, memory_limit=f"{LIMIT}MiB", micro_batch={"tokens": tokens},
-    )  # fmt: skip
-    world = World()
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-        world.end(known, waiting[0])
+    study = {"micro_batch": {"tokens": tokens}}
+    known, found = played(World(), Facts(longest_sample=300), study=study, activation_checkpointing=["none"])
     probed = [t.config for t in known.study.trials.values() if t.config.dynamic_micro_batch]
     assert largest == max(
         t.config.micro_batch_size for t in known.study.trials.values() if t.state is TrialState.COMPLETE
     )
     assert all(config.longest_samples and config.micro_batch is not None for config in probed)
     said = "none: micro-batch 3 fits: a larger one would hold more than micro_batch.tokens (1,000)"
-    assert (said in " ".join(known.conclude().notes)) == (tokens == 1000)
+    assert (said in " ".join(found.notes)) == (tokens == 1000)
 
 
 def test_a_second_study_measures_nothing_that_the_first_did_and_finds_the_same(tmp_path: Path) -> None:
@@ -358,7 +258,7 @@ def test_a_largest_size_whose_probe_reads_faster_than_the_chosen_point_is_not_sa
     ],
 )
 def test_a_caption_tells_of_the_lines_that_its_picture_has(changes: dict[str, Any], told: str) -> None:
-    known, _ = played(World(), largest=16, activation_checkpointing=["none"], **changes)
+    known, _ = played(World(), study=changes, largest=16, activation_checkpointing=["none"])
     (figure,) = known.stage.figures(known.context)
     assert told in figure.caption
     assert ("headroom line" in figure.caption) == any("headroom" in line.label for line in figure.lines)
@@ -421,16 +321,11 @@ def test_a_point_that_falls_in_its_verification_is_timed_again_and_its_figure_is
 # What a run can use, and what it may cost
 
 
-TRAIN = {"type": "train"}
-
-
-def for_training(world: World, budget: int, stages: list[dict[str, Any]], **stage: Any) -> tuple[Known, Conclusion]:
+def for_training(
+    world: World, budget: int, then: tuple[str, ...] = ("train",), **stage: Any
+) -> tuple[Known, Conclusion]:
     """The stage in a study that trains, without a memory limit worth the name."""
-    keys = {"type": "frontier", "activation_checkpointing": list(world.base)} | stage
-    known = Known(keys, None, more_stages=stages, memory_limit="100GiB", sample_budget=budget)
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-        world.end(known, waiting[0])
-    return known, known.conclude()
+    return played(world, then=then, study={"memory_limit": "100GiB", "sample_budget": budget}, **stage)
 
 
 ROOMY = World(base={"none": 0.1, "full": 0.1}, slope={"none": 0.01, "full": 0.01}, half_rate_size=4.0)
@@ -445,7 +340,7 @@ def sizes_of(known: Known, **changes: Any) -> list[int]:
 
 @pytest.mark.parametrize("budget", [512, 2048])
 def test_both_ends_are_looked_at_and_only_sizes_that_a_run_can_use_are_timed_again(budget: int) -> None:
-    known, found = for_training(ROOMY, budget, [TRAIN])
+    known, found = for_training(ROOMY, budget)
     probed, timed = sizes_of(known), sizes_of(known, timed=True)
     assert (probed[0], probed[-1]) == (1, 1024), "however short the study"
     largest = known.found(FrontierFindings).chosen.micro_batch_size
@@ -459,20 +354,20 @@ def test_both_ends_are_looked_at_and_only_sizes_that_a_run_can_use_are_timed_aga
     assert f"and 40 are the fewest; up to {1024 / 1028 / (8 / 12):.2f} x as many samples/s as the baseline" in note
     enough = int(note.split("sample_budget: ")[1].split()[0])
     for longer, told in ((enough, 0), (enough - 100, 1)):
-        _, found = for_training(ROOMY, longer, [TRAIN])
+        _, found = for_training(ROOMY, longer)
         assert sum("1024: a full run has" in note for note in found.notes) == told
 
 
 def test_a_fixed_cost_of_each_pass_hides_no_size_however_few_samples_the_study_has() -> None:
     """Every pass takes 60 ms: micro-batch 256 costs what one of 4 costs."""
     fixed = World(base={"none": 0.1}, slope={"none": 0.01}, rate={"none": 1e6 / 0.06}, half_rate_size=1e6)
-    known, found = for_training(fixed, 1024, [TRAIN], smallest=4, largest=256)
+    known, found = for_training(fixed, 1024, smallest=4, largest=256)
     assert (sizes_of(known)[0], sizes_of(known)[-1]) == (4, 256)
     assert known.found(FrontierFindings).chosen.micro_batch_size == 256, found.reason
 
 
 def test_checkpointing_is_not_searched_where_everything_fits_without() -> None:
-    known, found = for_training(ROOMY, 2048, [TRAIN])
+    known, found = for_training(ROOMY, 2048)
     assert [name for name in known.study.trials if "full" in name] == ["frontier-full-m1"]
     assert "full: micro-batch 1 fits; 16 was left out: without checkpointing (none) all sizes" in found.notes[1]
 
@@ -485,7 +380,7 @@ def test_the_stage_takes_at_most_4_percent_of_the_training_or_a_minute_and_says_
 ) -> None:
     """Beside the two first sizes, which may take any time, and what is verified."""
     slow = {"none": 4.0, "full": 2.0}
-    known, found = for_training(replace(ROOMY if world == "roomy" else World(), rate=slow), budget, [TRAIN])
+    known, found = for_training(replace(ROOMY if world == "roomy" else World(), rate=slow), budget)
     trials = known.study.trials
     taken = sum(cost_of(trial).seconds for name, trial in trials.items() if name not in fresh(known))
     first = sum(cost_of(trial).seconds for trial in [*trials.values()][:2])
@@ -497,13 +392,13 @@ def test_the_stage_takes_at_most_4_percent_of_the_training_or_a_minute_and_says_
 
 
 def test_max_samples_is_a_limit_where_it_is_given() -> None:
-    known, found = for_training(ROOMY, 10**6, [TRAIN], max_samples=500)
+    known, found = for_training(ROOMY, 10**6, max_samples=500)
     assert sum(trial.config.sample_budget for trial in known.study.trials.values()) <= 500
     assert any("500 samples (max_samples)" in note for note in found.notes)
 
 
 def test_a_study_that_trains_nothing_probes_as_far_as_memory_reaches() -> None:
-    known, _ = for_training(ROOMY, 512, [], largest=300)
+    known, _ = for_training(ROOMY, 512, (), largest=300)
     assert max(trial.config.micro_batch_size for trial in known.study.trials.values()) == 300
 
 
@@ -526,7 +421,7 @@ def test_what_does_not_fit_in_a_fresh_process_gives_way_to_the_next_best() -> No
 
 def test_without_a_limit_what_the_gpu_had_for_its_process_is_the_limit() -> None:
     given, told = played(World())
-    read, told_of_gpu = played(World(device_memory_bytes=LIMIT * MIB), memory_limit=None)
+    read, told_of_gpu = played(World(device_memory_bytes=LIMIT * MIB), study={"memory_limit": None})
     assert told_of_gpu.ok
     assert told_of_gpu.ok == told.ok
     of_file, of_gpu = given.found(FrontierFindings), read.found(FrontierFindings)
@@ -601,12 +496,14 @@ def test_a_mode_is_spared_for_one_without_checkpointing_only_where_that_was_show
 @pytest.mark.parametrize("cause", [Cause.TOO_SLOW, Cause.THRASHING])
 def test_a_size_that_thrashes_or_crawls_bounds_the_search_like_one_that_does_not_fit(cause: Cause) -> None:
     world = World(base={"none": 20.0}, slope={"none": 4.0}, rate={"none": 1000.0})
-    known = Known({"type": "frontier", "activation_checkpointing": ["none"]}, memory_limit="100MiB")
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-        if waiting[0].config.micro_batch_size > 11:
-            known.end(waiting[0].id, "pruned", "x", cause, peak_memory_bytes=50 * MIB)
+
+    def end(known: Known, proposal: Proposal) -> None:
+        if proposal.config.micro_batch_size > 11:
+            known.end(proposal.id, "pruned", "x", cause, peak_memory_bytes=50 * MIB)
         else:
-            world.end(known, waiting[0])
+            world.end(known, proposal)
+
+    known = Known({"type": "frontier", "activation_checkpointing": ["none"]}, memory_limit="100MiB").play(end)
     found = known.conclude()
     assert known.found(FrontierFindings).largest.micro_batch_size == 11
     assert "none: micro-batch 11 fits, 12 does not" in found.notes[0]

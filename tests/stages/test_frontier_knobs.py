@@ -3,83 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from batchscout.orchestrator.stages.findings import found_in
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
-from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Conclusion
-from batchscout.orchestrator.study.trial import Proposal
 from batchscout.trainers.before.peak_memory import Line, PeakMemory
 from batchscout.trainers.config import TrialConfig
+from tests.support.frontier_world import World, played
 from tests.support.known_stage import Known
 from tests.support.lane_player import study_of
+from tests.support.worlds import MIB
 
-MIB = 2**20
-LIMIT = 100
 CHUNKED, ROUNDED = "chunked_cross_entropy", "bfloat16_weights"
+BFLOAT16 = {"precision": "bfloat16"}
 
 
-@dataclass
-class World:
-    """What a trial would measure. base, slope: MiB of each kind of checkpointing, and for every sample; rate: tokens/s of its best
-    size. knobs: of each, times the slope and times the rate; loss: what it adds to it."""
-
-    base: dict[str, float] = field(default_factory=lambda: {"none": 20.0, "full": 15.0})
-    slope: dict[str, float] = field(default_factory=lambda: {"none": 8.0, "full": 2.0})
-    rate: dict[str, float] = field(default_factory=lambda: {"none": 1000.0, "full": 600.0})
-    knobs: dict[str, tuple[float, float]] = field(default_factory=dict)
-    loss: dict[str, float] = field(default_factory=dict)
-    loss_of_seed: Callable[[int], float] = lambda seed: 3.0 + 0.01 * seed
-
-    def peak(self, config: TrialConfig) -> float:
-        mode = str(config.activation_checkpointing)
-        saved = math.prod(self.knobs[name][0] for name in config.memory_knobs)
-        return self.base[mode] + saved * self.slope[mode] * config.micro_batch_size
-
-    def speed(self, config: TrialConfig) -> float:
-        cost, size = math.prod(self.knobs[name][1] for name in config.memory_knobs), config.micro_batch_size
-        return cost * self.rate[str(config.activation_checkpointing)] * size / (size + 20)
-
-    def end(self, known: Known, proposal: Proposal) -> None:
-        config, peak = proposal.config, self.peak(proposal.config)
-        if peak > LIMIT:
-            known.end(proposal.id, "out_of_memory", "x", Cause.OUT_OF_MEMORY)
-            return
-        rate = self.speed(config)
-        loss = self.loss_of_seed(config.seed) + sum(self.loss.get(name, 0.0) for name in config.memory_knobs)
-        if proposal.control and not math.isfinite(loss):
-            known.end(proposal.id, "pruned", "the loss is nan", Cause.DIVERGED)
-            return
-        known.end(
-            proposal.id,
-            tokens_per_second=rate,
-            step_seconds=2 * config.micro_batch_size / rate,
-            peak_memory_bytes=peak * MIB,
-            val_loss=loss if config.evaluation_samples else None,
-        )
-
-
-def played(
-    world: World, facts: Facts | None = None, *, study: dict[str, Any] | None = None, **stage: Any
-) -> tuple[Known, Conclusion]:
-    """The stage from its first probe to its conclusion, under a limit of 100 MiB with 5 % of headroom."""
-    modes = {"type": "frontier", "activation_checkpointing": list(world.base)}
-    known = Known(modes | stage, facts, sample_budget=100_000, memory_limit=f"{LIMIT}MiB", **(study or {}))
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-        world.end(known, waiting[0])
-    return known, known.conclude()
-
-
-def findings_of(conclusion: Conclusion) -> FrontierFindings:
-    found = found_in(conclusion, FrontierFindings)
-    assert found is not None
-    return found
+def tight(**changes: Any) -> World:
+    """A world in which memory is what limits the micro-batch."""
+    binds: dict[str, Any] = {"slope": {"none": 8.0, "full": 2.0}, "rate": {"none": 1000.0, "full": 600.0}}
+    return World(**binds | changes)
 
 
 def probes_with_knobs(known: Known) -> list[TrialConfig]:
@@ -92,8 +37,8 @@ def note_of(conclusion: Conclusion, words: str) -> str:
 
 
 def test_a_knob_that_lets_more_fit_is_chosen_and_held_against_accumulation() -> None:
-    known, conclusion = played(World(knobs={CHUNKED: (0.5, 0.98)}), memory_knobs=[CHUNKED])
-    findings = findings_of(conclusion)
+    known, conclusion = played(tight(knobs={CHUNKED: (0.98, 0.5)}), memory_knobs=[CHUNKED])
+    findings = known.found(FrontierFindings)
     assert findings.chosen.mode.memory_knobs == (CHUNKED,)
     compared = next(one for one in findings.knobs if one.fastest.mode == findings.chosen.mode)
     assert compared.accumulated is not None
@@ -111,15 +56,15 @@ def test_a_knob_that_lets_more_fit_is_chosen_and_held_against_accumulation() -> 
 
 
 def test_what_costs_more_than_it_lets_fit_is_not_chosen_and_its_figures_are_said() -> None:
-    known, conclusion = played(World(knobs={CHUNKED: (0.9, 0.5)}), memory_knobs=[CHUNKED])
-    assert findings_of(conclusion).chosen.mode.memory_knobs == ()
+    known, conclusion = played(tight(knobs={CHUNKED: (0.5, 0.9)}), memory_knobs=[CHUNKED])
+    assert known.found(FrontierFindings).chosen.mode.memory_knobs == ()
     # One with each checkpointing: no larger size that could fit would make up for the speed.
     assert [config.activation_checkpointing for config in probes_with_knobs(known)] == ["full", "none"]
     assert "cross-entropy in chunks" in note_of(conclusion, "at equal memory")
 
 
 def test_no_knob_is_tried_where_memory_is_not_what_binds() -> None:
-    roomy = World(slope={"none": 0.01, "full": 0.005}, knobs={CHUNKED: (0.5, 1.0)})
+    roomy = tight(slope={"none": 0.01, "full": 0.005}, knobs={CHUNKED: (1.0, 0.5)})
     known, conclusion = played(roomy, memory_knobs=[CHUNKED])
     assert probes_with_knobs(known) == []
     assert "memory is not what limits the micro-batch" in note_of(conclusion, "were not tried")
@@ -132,21 +77,21 @@ def test_no_knob_is_tried_where_memory_is_not_what_binds() -> None:
 def test_unasked_only_what_changes_nothing_and_is_known_to_go_is_tried(
     asked: list[str] | None, facts: Facts | None, tried: bool
 ) -> None:
-    known, _ = played(World(knobs={CHUNKED: (0.5, 1.0)}), facts, memory_knobs=asked)
+    known, _ = played(tight(knobs={CHUNKED: (1.0, 0.5)}), facts, memory_knobs=asked)
     assert bool(probes_with_knobs(known)) is tried
 
 
 @pytest.mark.slow
 def test_the_probes_of_all_knobs_together_are_twelve_at_most_and_the_rest_is_named() -> None:
     names = [CHUNKED, ROUNDED, "activation_offload", "optimizer_offload"]
-    world = World(knobs=dict.fromkeys(names, (0.7, 1.0)))
-    known, conclusion = played(world, study={"precision": "bfloat16"}, memory_knobs=names)
+    world = tight(knobs=dict.fromkeys(names, (1.0, 0.7)))
+    known, conclusion = played(world, study=BFLOAT16, memory_knobs=names)
     assert len(probes_with_knobs(known)) == 12
     assert "not probed: " in note_of(conclusion, "at most 12 probes are for knobs")
 
 
 def test_what_the_prediction_says_saves_nothing_is_not_probed() -> None:
-    world = World(knobs={CHUNKED: (0.99, 1.0)})
+    world = tight(knobs={CHUNKED: (1.0, 0.99)})
     line = {kind: PeakMemory((Line(world.base[kind] * MIB, world.slope[kind] * MIB),)) for kind in world.base}
     key = "{}{}, float32"
     predicted = {key.format(kind, knob): line[kind] for kind in world.base for knob in ("", f"-{CHUNKED}")}
@@ -159,9 +104,9 @@ def test_what_the_prediction_says_saves_nothing_is_not_probed() -> None:
 @pytest.mark.parametrize(("worse_by", "passes"), [(0.0, True), (0.019, True), (0.03, False)])
 def test_a_knob_that_changes_the_loss_must_end_within_what_seeds_make(worse_by: float, passes: bool) -> None:
     """The seeds' losses are 3.00, 3.01 and 3.02."""
-    world = World(knobs={ROUNDED: (0.5, 1.0)}, loss={ROUNDED: worse_by})
-    known, conclusion = played(world, study={"precision": "bfloat16"}, memory_knobs=[ROUNDED])
-    findings = findings_of(conclusion)
+    world = tight(knobs={ROUNDED: (1.0, 0.5)}, knob_loss={ROUNDED: worse_by})
+    known, conclusion = played(world, study=BFLOAT16, memory_knobs=[ROUNDED])
+    findings = known.found(FrontierFindings)
     assert (findings.chosen.mode.memory_knobs == (ROUNDED,)) is passes
     quality = next(one.quality for one in findings.knobs if one.quality)
     assert quality.tolerance == pytest.approx(0.02)
@@ -173,36 +118,36 @@ def test_a_knob_that_changes_the_loss_must_end_within_what_seeds_make(worse_by: 
 
 
 def test_where_the_runs_without_a_knob_diverge_its_loss_is_not_said_to_have_had_no_room() -> None:
-    world = World(knobs={ROUNDED: (0.5, 1.0)}, loss_of_seed=lambda seed: math.nan)
-    _, conclusion = played(world, study={"precision": "bfloat16"}, memory_knobs=[ROUNDED])
+    world = tight(knobs={ROUNDED: (1.0, 0.5)}, loss_of_seed=lambda seed: math.nan)
+    _, conclusion = played(world, study=BFLOAT16, memory_knobs=[ROUNDED])
     said = note_of(conclusion, "at equal memory")
     assert "; it is not taken, as the runs without it" in said
     assert "no room" not in said
 
 
 def test_a_knob_that_changes_the_loss_and_is_slower_is_not_checked() -> None:
-    world = World(knobs={ROUNDED: (0.9, 0.5)})
-    known, _ = played(world, study={"precision": "bfloat16"}, memory_knobs=[ROUNDED])
+    world = tight(knobs={ROUNDED: (0.5, 0.9)})
+    known, _ = played(world, study=BFLOAT16, memory_knobs=[ROUNDED])
     assert not any(trial.proposal.control for trial in known.context.trials())
 
 
 def test_where_nothing_fits_without_a_knob_what_fits_with_one_is_chosen() -> None:
-    world = World(base={"none": 60.0}, slope={"none": 50.0}, rate={"none": 1000.0}, knobs={CHUNKED: (0.2, 1.0)})
-    _, conclusion = played(world, memory_knobs=[CHUNKED])
+    world = tight(base={"none": 60.0}, slope={"none": 50.0}, rate={"none": 1000.0}, knobs={CHUNKED: (1.0, 0.2)})
+    known, conclusion = played(world, memory_knobs=[CHUNKED])
     assert conclusion.ok
-    assert findings_of(conclusion).chosen.mode.memory_knobs == (CHUNKED,)
+    assert known.found(FrontierFindings).chosen.mode.memory_knobs == (CHUNKED,)
     assert "nothing fits without a knob" in note_of(conclusion, "at equal memory")
 
 
 def test_knobs_of_the_study_are_in_every_trial_and_not_tried_again() -> None:
-    world = World(knobs={CHUNKED: (0.5, 1.0)})
+    world = tight(knobs={CHUNKED: (1.0, 0.5)})
     known, _ = played(world, Facts(memory_knobs=(CHUNKED,)), study={"memory_knobs": [CHUNKED]})
     assert {trial.config.memory_knobs for trial in known.context.trials()} == {(CHUNKED,)}
 
 
 @pytest.mark.slow
 def test_the_same_journal_gives_the_same_proposals() -> None:
-    known, _ = played(World(knobs={CHUNKED: (0.5, 0.98)}), memory_knobs=[CHUNKED])
+    known, _ = played(tight(knobs={CHUNKED: (0.98, 0.5)}), memory_knobs=[CHUNKED])
     assert [p.id for p in known.propose()] == [*known.study.trials]
 
 
@@ -228,9 +173,9 @@ def test_where_max_samples_leaves_no_room_for_the_check_the_knob_is_not_taken() 
     """160 steps of 64 samples are more than the stage may take in all."""
     study = {"precision": "bfloat16", "optimizer": {"lr": 1e-3, "reference_batch_size": 64}}
     known, conclusion = played(
-        World(knobs={ROUNDED: (0.5, 1.0)}), study=study, memory_knobs=[ROUNDED], max_samples=10_000
+        tight(knobs={ROUNDED: (1.0, 0.5)}), study=study, memory_knobs=[ROUNDED], max_samples=10_000
     )
     assert not any(trial.proposal.control for trial in known.context.trials())
-    assert findings_of(conclusion).chosen.mode.memory_knobs == ()
+    assert known.found(FrontierFindings).chosen.mode.memory_knobs == ()
     assert "left no room to check the loss" in note_of(conclusion, "weights in bfloat16")
     assert sum(trial.config.sample_budget for trial in known.context.trials()) <= 10_000

@@ -122,10 +122,10 @@ def test_where_the_best_lies_at_an_end_a_further_rate_is_tried_three_times_at_mo
     known = learning_rate_of(losses)
     end, best = (0.5 if factor < 1 else 2.0) * RULE, 2.7 if factor < 1 else 2.8
     for number in range(1, MOST_EXTENSIONS + 1):
-        (further,) = [p for p in known.propose() if p.id not in known.study.trials]
+        (further,) = known.waiting()
         assert further.config.learning_rate == pytest.approx(end * factor**number, rel=1e-6)
         known.end(further.id, val_loss=best - 0.1 * number)
-    assert all(p.id in known.study.trials for p in known.propose()), "no fourth"
+    assert not known.waiting(), "no fourth"
     found = known.conclude()
     side = "low" if factor < 1 else "high"
     assert known.found(LearningRateFindings).on_edge
@@ -135,9 +135,9 @@ def test_where_the_best_lies_at_an_end_a_further_rate_is_tried_three_times_at_mo
 
 def test_an_extension_that_is_worse_ends_the_search_and_the_edge() -> None:
     known = learning_rate_of({"0.5": 3.6, "0.71": 3.4, "1.41": 2.9, "2": 2.7})
-    (further,) = [p for p in known.propose() if p.id not in known.study.trials]
+    (further,) = known.waiting()
     known.end(further.id, val_loss=2.9)
-    assert all(p.id in known.study.trials for p in known.propose())
+    assert not known.waiting()
     found = known.found(LearningRateFindings)
     assert (found.winner, found.on_edge) == ("learning_rate-x2", False)
     assert known.conclude().notes == ()
@@ -150,16 +150,16 @@ def test_nothing_further_is_asked_for_before_all_have_ended() -> None:
     for name, loss in (("0.5", 3.3), ("1.41", 2.9)):
         known.end(f"learning_rate-x{name}", val_loss=loss)
     known.end("learning_rate-x2", val_loss=2.8)
-    assert all(p.id in known.study.trials for p in known.propose()), "0.71 may be better yet"
+    assert not known.waiting(), "0.71 may be better yet"
     known.end("learning_rate-x0.71", val_loss=3.2)
-    assert not all(p.id in known.study.trials for p in known.propose())
+    assert known.waiting()
 
 
 def test_a_rate_that_diverged_bounds_the_grid_so_the_best_beside_it_is_not_on_the_edge() -> None:
     known = learning_rate_of({"0.5": 3.2, "0.71": 3.1, "1.41": 2.9})
     known.end("learning_rate-x2", "pruned", "the loss is nan in step 9", Cause.DIVERGED)
     assert not known.found(LearningRateFindings).on_edge
-    assert all(p.id in known.study.trials for p in known.propose()), "nothing beyond it is tried"
+    assert not known.waiting(), "nothing beyond it is tried"
 
 
 def test_no_rate_that_finished_is_undetermined() -> None:
@@ -181,7 +181,7 @@ def test_where_no_run_comes_near_the_target_the_lowest_one_is_the_best() -> None
 def test_while_every_rate_diverges_it_is_lowered_until_one_trains() -> None:
     known = Known({"type": "learning_rate"})
     first = min(proposal.config.learning_rate for proposal in known.propose())
-    while waiting := [proposal for proposal in known.propose() if proposal.id not in known.study.trials]:
+    while waiting := known.waiting():
         for one in waiting:
             if one.config.learning_rate > first / 50:
                 known.end(one.id, "pruned", "the loss is nan in step 3", Cause.DIVERGED)
@@ -193,9 +193,7 @@ def test_while_every_rate_diverges_it_is_lowered_until_one_trains() -> None:
 
 def test_where_no_rate_trains_the_last_line_says_what_was_tried_and_what_to_change() -> None:
     known = Known({"type": "learning_rate"})
-    while waiting := [name for name in known.ids() if name not in known.study.trials]:
-        for name in waiting:
-            known.end(name, "pruned", "the loss is nan in step 3", Cause.DIVERGED)
+    known.play(lambda known, one: known.end(one.id, "pruned", "the loss is nan in step 3", Cause.DIVERGED))
     rates = [trial.config.learning_rate for trial in known.study.trials.values()]
     reason = known.conclude().reason
     assert reason.startswith(

@@ -21,12 +21,7 @@ def played(stage: str, share: float) -> Known:
     """A stage whose runs diverge above this share of the rule's learning rate; the larger the batch the faster."""
     found = () if stage == "frontier" else (FRONTIER,)
     known = Known({"type": stage}, memory_limit="100MiB", sample_budget=100_000).concluded(*found)
-    for _ in range(1000):
-        waiting = [one for one in known.propose() if one.id not in known.study.trials]
-        if not waiting:
-            return known
-        _end(known, waiting[0], share)
-    raise AssertionError("the stage never ends")
+    return known.play(lambda known, one: _end(known, one, share))
 
 
 def _end(known: Known, proposal: Proposal, share: float) -> None:
@@ -62,8 +57,7 @@ def test_a_stage_that_begins_with_a_lowered_rate_says_so_and_of_its_noise_scale_
     lost = replace(one.proposal, id="frontier-lost", stage="frontier")
     before = Known({"type": "throughput"}, memory_limit="100MiB", sample_budget=100_000).concluded(FRONTIER)
     before.study.trials[lost.id] = replace(one, proposal=lost, state=TrialState.PRUNED, cause=Cause.DIVERGED)
-    while waiting := [proposal for proposal in before.propose() if proposal.id not in before.study.trials]:
-        _end(before, waiting[0], 2.0)
+    before.play(lambda known, one: _end(known, one, 2.0))
     told = [note for note in before.conclude().notes if f"1/{LOWERED_BY:,} of the study's" in note]
     assert ["noise scale" in note for note in told] == [True, False]
     assert not any("made again" in note for note in told), "none of its own diverged"
@@ -72,10 +66,9 @@ def test_a_stage_that_begins_with_a_lowered_rate_says_so_and_of_its_noise_scale_
 def test_what_a_run_at_a_lower_rate_finds_is_the_reason_and_not_that_one_diverged() -> None:
     known = Known({"type": "frontier", "activation_checkpointing": ["none"]}, memory_limit="100MiB")
     known.end("frontier-none-m1", "pruned", "the loss is nan in step 2", Cause.DIVERGED)
-    [again] = [one.id for one in known.propose() if one.id not in known.study.trials]
-    known.end(again, tokens_per_second=100.0, step_seconds=0.1, peak_memory_bytes=99.5 * MIB)
-    while waiting := [one.id for one in known.propose() if one.id not in known.study.trials]:
-        known.end(waiting[0], "out_of_memory", "x", Cause.OUT_OF_MEMORY)
+    [again] = known.waiting()
+    known.end(again.id, tokens_per_second=100.0, step_seconds=0.1, peak_memory_bytes=99.5 * MIB)
+    known.play(lambda known, one: known.end(one.id, "out_of_memory", "x", Cause.OUT_OF_MEMORY))
     conclusion = known.conclude()
     assert conclusion.bad_input
     assert "raise memory_limit" in conclusion.reason

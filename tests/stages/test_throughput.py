@@ -72,21 +72,27 @@ def signal(config: TrialConfig) -> dict[str, Any]:
     }
 
 
+def begun(found: FrontierFindings | None, facts: Facts | None = None, **changes: Any) -> Known:
+    """The stage before its first timing, in a study that trains and whose probes may cost anything."""
+    keys = {"type": "throughput", "max_samples": 10**9} | changes.pop("stage", {})
+    given = {"sample_budget": 10**6, "more_stages": [TRAIN]} | changes
+    return Known(keys, facts, **given).concluded(*([found] if found else []))
+
+
 def played(
     found: FrontierFindings | None,
     noise: Callable[[Proposal], float] = quiet,
     facts: Facts | None = None,
     **changes: Any,
 ) -> Known:
-    """The stage from its first timing to its last, in a study that trains and whose probes may cost anything."""
-    keys = {"type": "throughput", "max_samples": 10**9} | changes.pop("stage", {})
-    given = {"sample_budget": 10**6, "more_stages": [TRAIN]} | changes
-    known = Known(keys, facts, **given)
-    if found:
-        known.concluded(found)
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-        measure(known, waiting[0], noise(waiting[0]))
-    return known
+    """The stage from its first timing to its last."""
+    return begun(found, facts, **changes).play(lambda known, one: measure(known, one, noise(one)))
+
+
+def played_alike(beside: Callable[[Known, Proposal], dict[str, Any]], **changes: Any) -> Known:
+    """The stage on a machine on which two batches are equally fast. beside: what else is told of a timing."""
+    alike: dict[str, Any] = {"tokens_per_second": 1000.0, "step_seconds": 0.1}
+    return begun(frontier(4, 8), **changes).play(lambda known, one: known.end(one.id, **alike | beside(known, one)))
 
 
 def batches_of(known: Known) -> list[int]:
@@ -98,19 +104,12 @@ def rounds_of(known: Known) -> int:
 
 
 def test_batches_that_wait_for_data_are_told_with_the_remedy() -> None:
-    known = Known({"type": "throughput", "max_samples": 10**9}, None, sample_budget=10**6, more_stages=[TRAIN])
-    known.concluded(frontier(1, 2, 4))
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-        rate = min(100.0, samples_per_second(waiting[0].config.micro_batch_size, "none"))
-        seconds = waiting[0].config.effective_batch_size / rate
-        known.end(
-            waiting[0].id,
-            tokens_per_second=128 * rate,
-            step_seconds=seconds,
-            data_wait=0.4,
-            data_workers=1.0,
-            **signal(waiting[0].config),
-        )
+    def end(known: Known, proposal: Proposal) -> None:
+        rate = min(100.0, samples_per_second(proposal.config.micro_batch_size))
+        seconds, waits = proposal.config.effective_batch_size / rate, {"data_wait": 0.4, "data_workers": 1.0}
+        known.end(proposal.id, tokens_per_second=128 * rate, step_seconds=seconds, **waits, **signal(proposal.config))
+
+    known = begun(frontier(1, 2, 4)).play(end)
     found = known.conclude()
     assert found.reason.endswith(
         "input-bound: 40% of each step waits for data; raise data.workers (now 1), not the batch"
@@ -303,12 +302,7 @@ def test_goodput_has_an_interval_and_what_may_be_the_best_within_it_is_named() -
 
 def test_another_program_beside_a_single_trial_is_told_with_its_share() -> None:
     def ended(share: float, **changes: Any) -> Known:
-        known = Known({"type": "throughput", "max_samples": 10**9}, sample_budget=10**6, more_stages=[TRAIN], **changes)
-        known.concluded(frontier(4, 8))
-        while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-            beside = share if not known.study.trials else 0.0
-            known.end(waiting[0].id, tokens_per_second=1000.0, step_seconds=0.1, other_cpu_share=beside)
-        return known
+        return played_alike(lambda known, _: {"other_cpu_share": 0.0 if known.study.trials else share}, **changes)
 
     alone, crowded = ended(0.1), ended(0.6)
     assert not alone.found(ThroughputFindings).busy
@@ -347,21 +341,12 @@ def test_a_disturbed_round_is_timed_again_where_the_study_file_wants_no_more_rou
 
 
 def disturbed(is_disturbed: Callable[[int], bool], **stage: Any) -> Known:
-    """The stage on a machine on which two batches are equally fast, with something else at work in some rounds."""
-    known = Known({"type": "throughput", "max_samples": 10**9} | stage, sample_budget=10**6, more_stages=[TRAIN])
-    known.concluded(frontier(4, 8))
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-        beside = 0.6 if is_disturbed(waiting[0].round or 0) else 0.0
-        known.end(waiting[0].id, tokens_per_second=1000.0, step_seconds=0.1, other_cpu_share=beside)
-    return known
+    """With something else at work in some rounds."""
+    return played_alike(lambda _, one: {"other_cpu_share": 0.6 * is_disturbed(one.round or 0)}, stage=stage)
 
 
 def test_a_round_in_which_the_gpu_slowed_itself_down_is_timed_again() -> None:
-    known = Known({"type": "throughput", "max_samples": 10**9}, sample_budget=10**6, more_stages=[TRAIN])
-    known.concluded(frontier(4, 8))
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-        slowed = float(waiting[0].id.endswith("-round2"))
-        known.end(waiting[0].id, tokens_per_second=1000.0, step_seconds=0.1, gpu_slowed=slowed)
+    known = played_alike(lambda _, one: {"gpu_slowed": float(one.id.endswith("-round2"))})
     assert rounds_of(known) == 3 + 1
     assert known.found(ThroughputFindings).busy
     assert any("the GPU slowed itself down for its heat or power supply" in note for note in known.conclude().notes)
@@ -414,12 +399,13 @@ def test_coherence_inside_its_noise_floor_is_named() -> None:
 
 
 def test_a_batch_that_does_not_run_is_named_and_the_others_stand() -> None:
-    known = Known({"type": "throughput", "max_samples": 10**9}, sample_budget=10**6).concluded(frontier(4, 8))
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
-        if waiting[0].config.effective_batch_size == 16:
-            known.end(waiting[0].id, "out_of_memory", "x", Cause.OUT_OF_MEMORY)
+    def end(known: Known, proposal: Proposal) -> None:
+        if proposal.config.effective_batch_size == 16:
+            known.end(proposal.id, "out_of_memory", "x", Cause.OUT_OF_MEMORY)
         else:
-            measure(known, waiting[0], 1.0)
+            measure(known, proposal, 1.0)
+
+    known = begun(frontier(4, 8), more_stages=[]).play(end)
     assert 16 not in batches_of(known)
     assert 8 in batches_of(known)
     assert "effective batch 16 did not run in every round; see the reasons of its trials" in known.conclude().notes
@@ -456,8 +442,7 @@ def test_by_default_it_is_time_that_leaves_batches_out_and_never_the_smallest_or
 
 def test_the_same_journal_gives_the_same_proposals() -> None:
     known = played(frontier(4, 8, 16), noisy(0.08))
-    again = Known({"type": "throughput", "max_samples": 10**9}, sample_budget=10**6, more_stages=[TRAIN])
-    again.concluded(frontier(4, 8, 16))
+    again = begun(frontier(4, 8, 16))
     for name, trial in known.study.trials.items():
         assert name in again.ids()
         measure(again, trial.proposal, noisy(0.08)(trial.proposal))
@@ -469,11 +454,10 @@ def test_the_same_journal_gives_the_same_proposals() -> None:
 
 def played_on_two_nodes(slow: float) -> Known:
     """Two lanes, each on a node of its own: who is free first takes the next trial. Steps take so many times as long on the second."""
-    known = Known({"type": "throughput", "max_samples": 10**9}, None, sample_budget=10**6, more_stages=[TRAIN])
+    known = begun(frontier(1, 2, 4, 8))
     known.context = replace(known.context, num_lanes=2)
-    known.concluded(frontier(1, 2, 4, 8))
     free_at, noise = [0.0, 0.0], noisy(0.02)
-    while waiting := [p for p in known.propose() if p.id not in known.study.trials]:
+    while waiting := known.waiting():
         for proposal in waiting:
             lane = free_at.index(min(free_at))
             config, factor = proposal.config, (1.0, slow)[lane]
@@ -484,17 +468,8 @@ def played_on_two_nodes(slow: float) -> Known:
             known.study.apply(Started(id=proposal.id))
             metrics = {"tokens_per_second": 128 / seconds, "step_seconds": seconds, **signal(config)}
             held = HeldLane(lane, f"node-{lane}")
-            known.study.apply(
-                Ended(
-                    id=proposal.id,
-                    state=TrialState.COMPLETE,
-                    cause=None,
-                    reason="",
-                    metrics=metrics,
-                    seconds=1,
-                    lane=held,
-                )
-            )
+            end = {"state": TrialState.COMPLETE, "cause": None, "reason": "", "metrics": metrics, "seconds": 1}
+            known.study.apply(Ended(id=proposal.id, lane=held, **end))
     return known
 
 

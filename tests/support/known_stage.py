@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -42,6 +42,18 @@ class Known:
 
     def propose(self) -> list[Proposal]:
         return self.stage.propose(self.context)
+
+    def waiting(self) -> list[Proposal]:
+        """What is proposed and has not run yet."""
+        return [proposal for proposal in self.propose() if proposal.id not in self.study.trials]
+
+    def play(self, end: Callable[[Known, Proposal], None]) -> Known:
+        """End the first that waits, and again until none does."""
+        for _ in range(1000):
+            if not (waiting := self.waiting()):
+                return self
+            end(self, waiting[0])
+        raise AssertionError("the stage never ends")
 
     def conclude(self) -> Conclusion:
         return self.stage.conclude(self.context)
