@@ -21,7 +21,6 @@ import torch
 import yaml
 
 from batchscout.orchestrator import preflight
-from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.config.load import load_study, parse_study
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.stages import stage_of
@@ -38,6 +37,7 @@ from batchscout.trainers.before.first_pass import FirstPass
 from batchscout.trainers.errors import Obstacle
 from batchscout.trainers.model.gpt import GPT
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
+from tests.support.command_line import typed
 from tests.support.every import for_every
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.storage import fault, on_failing_storage
@@ -190,12 +190,9 @@ def files(folder: Path) -> dict[str, bytes]:
 def run(capsys: pytest.CaptureFixture[str], *arguments: str, **changes: Any) -> tuple[int, str]:
     """(exit code, what went to stderr) of `batchscout run` on a study of this directory."""
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | changes))
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "study.yaml", *arguments])
-    printed, code = capsys.readouterr(), ended.value.code
-    assert printed.out in ("", "reading the data, building the model and predicting its memory\n")
-    assert isinstance(code, int)
-    return code, printed.err
+    code, out, err = typed(capsys, "run", "study.yaml", *arguments)
+    assert out in ("", "reading the data, building the model and predicting its memory\n")
+    return code, err
 
 
 UNEVEN = {"model": {"target": "mine:Model"}, "data": {"target": "mine:uneven"}}
@@ -293,24 +290,14 @@ def test_bad_input_is_exit_code_2_and_one_message(
     assert {name.split("/")[0] for name in after.keys() - before.keys()} <= {"study.yaml", "runs"}
 
 
-def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `batchscout plan` on the study that `run` has just written."""
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "study.yaml", *arguments])
-    assert isinstance(ended.value.code, int)
-    printed = capsys.readouterr()
-    return ended.value.code, printed.out, printed.err
-
-
 @pytest.mark.usefixtures("passing")
 @pytest.mark.parametrize(
     "changes", [{"model": {"target": "mine:not_a_module"}}, {"data": {"target": "mine:no_data"}}], ids=str
 )
 def test_a_plan_is_refused_as_the_run_would_be(changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = run(capsys, **changes)
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "study.yaml"])
-    assert (ended.value.code, capsys.readouterr().err) == (code, said)
+    refused = run(capsys, **changes)
+    code, _, said = typed(capsys, "plan", "study.yaml")
+    assert (code, said) == refused
 
 
 @pytest.mark.slow
@@ -319,7 +306,7 @@ def test_a_plan_is_refused_as_the_run_would_be(changes: dict[str, Any], capsys: 
 def test_a_plan_of_more_memory_than_there_is_predicts_what_fits_into_it(capsys: pytest.CaptureFixture[str]) -> None:
     stages = [{"type": "frontier", "activation_checkpointing": ["none"], "compile": [False], "memory_knobs": []}]
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"memory_limit": "900GiB", "stages": stages}))
-    code, out, _ = planned(capsys)
+    code, out, _ = typed(capsys, "plan", "study.yaml")
     assert code == 0
     assert "largest in" in out
     assert "900 GiB" in out
@@ -333,7 +320,7 @@ def test_a_plan_says_that_the_machine_is_too_small_and_that_the_directory_holds_
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"world_size": 4096}))
-    code, _, said = planned(capsys)
+    code, _, said = typed(capsys, "plan", "study.yaml")
     assert code == 2
     assert re.search(
         r"^batchscout: world_size 4096 on 1 lane takes 4,096 [CG]PUs, and this machine has \d+; lower world_size, ",
@@ -344,11 +331,11 @@ def test_a_plan_says_that_the_machine_is_too_small_and_that_the_directory_holds_
         journal.append(proposed(Proposal("grid-m4k1", "grid", config, candidate="grid-m4k1")))
     before = files(home / "runs")
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"sample_budget": 64}))
-    code, _, said = planned(capsys)
+    code, _, said = typed(capsys, "plan", "study.yaml")
     assert code == 2
     assert "runs/mine holds another study:\n" in said
     assert "\n  sample_budget: 32768 there, 64 now\nchoose another --dir" in said
-    code, _, said = planned(capsys, "--dir", "train.txt")
+    code, _, said = typed(capsys, "plan", "study.yaml", "--dir", "train.txt")
     assert (code, said) == (2, f"batchscout: {home}/train.txt is no directory; choose another --dir\n")
     assert files(home / "runs") == before
 
@@ -448,10 +435,9 @@ def test_a_batch_larger_than_the_data_is_no_trial_either(capsys: pytest.CaptureF
         "stages": [{"type": "frontier"}],
     }
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | study | {"batch": {"micro_batch_size": 4}, "compile": False}))
-    with pytest.raises(SystemExit) as ended:
-        main(["trial", "study.yaml"])
-    assert ended.value.code == 2
-    assert "has 3 samples, fewer than one effective batch (4); add data" in capsys.readouterr().err
+    code, _, said = typed(capsys, "trial", "study.yaml")
+    assert code == 2
+    assert "has 3 samples, fewer than one effective batch (4); add data" in said
 
 
 def test_a_constructor_that_ends_the_program_does_not_end_it_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from batchscout.orchestrator.doctor.observe import (
 )
 from batchscout.orchestrator.execution.session import reachable_address
 from batchscout.orchestrator.verbs.helping import named_cluster
+from tests.support.command_line import typed
 from tests.support.processes import HANGS_AFTER_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -157,11 +158,5 @@ def test_faults_of_this_machine_are_exit_code_1_and_all_else_is_looked_at_even_s
 
 
 def test_a_study_file_that_is_not_there_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    from batchscout.orchestrator.cli import main
-
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", "nowhere.yaml"])
-    assert ended.value.code == 2
-    assert (
-        capsys.readouterr().err == "batchscout: there is no study file nowhere.yaml; check the path, or leave it out\n"
-    )
+    code, _, told = typed(capsys, "doctor", "nowhere.yaml")
+    assert (code, told) == (2, "batchscout: there is no study file nowhere.yaml; check the path, or leave it out\n")

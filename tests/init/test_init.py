@@ -18,7 +18,6 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from batchscout import load
-from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.config.load import load_study
 from batchscout.orchestrator.config.placeholders import placeholders
 from batchscout.orchestrator.init.command import Command, command_in
@@ -29,6 +28,7 @@ from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subjec
 from batchscout.orchestrator.output.schemas import editors_line, schema_path
 from batchscout.trainers.before import source
 from batchscout.trainers.criteria import import_path
+from tests.support.command_line import typed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -70,14 +70,6 @@ def example(name: str, folder: Path) -> Path:
         EXAMPLES / name, there, ignore=shutil.ignore_patterns("*.yaml", "study.py", "speed.py", "base", "__pycache__")
     )
     return there
-
-
-def init(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["init", *arguments])
-    printed, code = capsys.readouterr(), ended.value.code or 0
-    assert isinstance(code, int)
-    return code, printed.out, printed.err
 
 
 @pytest.mark.parametrize(
@@ -265,7 +257,7 @@ def _in_one_line(path: Path) -> str:
 
 
 def test_a_folder_with_nothing_gives_an_example_to_fill_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = init(capsys, str(tmp_path))
+    code, out, err = typed(capsys, "init", str(tmp_path))
     assert (code, err) == (0, "")
     assert out.startswith(
         "No model and no data were found: this is an example, whose placeholders are to be filled in.\n"
@@ -279,9 +271,9 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path, capsys: pytes
     path = tmp_path / "study.yaml"
     path.write_text("mine")
     said = f"batchscout: {path} is there already, and init does not overwrite it; name another file with --to, or remove it\n"
-    assert init(capsys, str(tmp_path)) == (2, "", said)
+    assert typed(capsys, "init", str(tmp_path)) == (2, "", said)
     assert path.read_text() == "mine"
-    assert init(capsys, str(tmp_path), "--to", str(tmp_path / "other.yaml"))[0] == 0
+    assert typed(capsys, "init", str(tmp_path), "--to", str(tmp_path / "other.yaml"))[0] == 0
     assert path.read_text() == "mine"
 
 
@@ -338,7 +330,7 @@ def test_what_cannot_be_found_is_named_with_what_would_do(
     what: str, said: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project(home, model=NET + "def what(): return 1\n")
-    code, out, err = init(capsys, what)
+    code, out, err = typed(capsys, "init", what)
     assert (code, out) == (2, "")
     assert said in err
     assert not (home / "study.yaml").exists()
@@ -437,7 +429,7 @@ def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project(home, train=SCRIPT)
-    code, printed, _ = init(capsys, "train.py", "--to", "0.02")
+    code, printed, _ = typed(capsys, "init", "train.py", "--to", "0.02")
     assert code == 0
     assert "model: Linear (15 parameters)" in printed
     assert "F.cross_entropy(net(x), y)" in printed
@@ -448,12 +440,9 @@ def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(
     assert (tree["sample_budget"], tree["real_run"]) == (8192, {"samples": 40_000})
     config = load_study(home / "study.yaml", [])
     assert (config.optimizer.lr, config.optimizer.reference_batch_size, config.optimizer.weight_decay) == (0.02, 8, 0.0)
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "study.yaml"])
-    assert not ended.value.code
-    assert "are others in every process" not in capsys.readouterr().err, (
-        "what a script draws is the same in every process"
-    )
+    code, _, said = typed(capsys, "plan", "study.yaml")
+    assert code == 0
+    assert "are others in every process" not in said, "what a script draws is the same in every process"
     assert {one.name for one in home.iterdir()} == {"train.py", "study.yaml"}
 
 
@@ -463,7 +452,7 @@ def test_where_the_loss_alone_was_not_had_it_is_the_one_hole(home: Path, capsys:
     step = "out = net(x) + kept.detach()\n        kept = out.mean(0); F.cross_entropy(out, y).backward()"
     text = SCRIPT.replace("for epoch", carried).replace("F.cross_entropy(net(x), y).backward()", step)
     project(home, train=text, mine="def loss(module, batch): ...")
-    code, printed, _ = init(capsys, "train.py", "--to", "0.02")
+    code, printed, _ = typed(capsys, "init", "train.py", "--to", "0.02")
     assert code == 0
     assert "its loss reads kept, which the step before has left" in printed
     text = (home / "study.yaml").read_text()
@@ -478,7 +467,7 @@ def test_past_the_time_limit_the_files_are_read(
 ) -> None:
     monkeypatch.setattr(source, "LONGEST_SECONDS", 0.05)
     project(home, train=SCRIPT, net=NET)
-    code, printed, _ = init(capsys, "train.py", "--to", "0.02")
+    code, printed, _ = typed(capsys, "init", "train.py", "--to", "0.02")
     assert code == 0
     assert "it was not done after 0 s" in printed
     assert "model" in yaml.safe_load((home / "study.yaml").read_text())
@@ -489,7 +478,7 @@ def test_of_a_folder_the_script_that_makes_the_optimizer_is_watched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project(tmp_path, **{"learn": SCRIPT.replace("required=True", "default=0.02"), "net": NET})
-    code, printed, error = init(capsys, str(tmp_path))
+    code, printed, error = typed(capsys, "init", str(tmp_path))
     assert code == 0
     assert "learn.py makes the optimizer (torch.optim.Adam, line 11)" in error
     assert "model: Linear (15 parameters)" in printed
@@ -499,7 +488,7 @@ def test_of_a_folder_the_script_that_makes_the_optimizer_is_watched(
 @pytest.mark.slow
 def test_a_folder_whose_script_needs_arguments_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project(tmp_path, train=SCRIPT, net=NET)
-    code, printed, _ = init(capsys, str(tmp_path))
+    code, printed, _ = typed(capsys, "init", str(tmp_path))
     assert code == 0
     assert "the following arguments are required: --to" in printed
     assert "run batchscout init train.py with its arguments" in " ".join(printed.split())
@@ -530,7 +519,7 @@ def test_a_script_that_is_no_study_is_refused_and_nothing_is_written(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project(home, train="import torch\nprint('done')\n")
-    code, _, error = init(capsys, "train.py")
+    code, _, error = typed(capsys, "init", "train.py")
     assert code == 2
     assert "from.script train.py: no optimizer of torch was made" in error
     assert {one.name for one in home.iterdir()} == {"train.py"}

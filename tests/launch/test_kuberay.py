@@ -12,9 +12,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.config.load import load_study
 from batchscout.orchestrator.launch.kuberay import CLONE, IMAGE_USER, KubeRayJob, manifest, resource_name
+from tests.support.command_line import typed
 from tests.support.studies import TINY
 
 HERE = Path(__file__).parent
@@ -130,11 +130,11 @@ def test_the_verb_writes_a_manifest_with_the_study_in_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(yaml.safe_dump(TINY))
-    with pytest.raises(SystemExit) as ended:
-        main(["launch", "kuberay", "study.yaml", "--image", "me/scout:1", "--claim", "runs", "--nodes", "2"])
-    assert ended.value.code == 0
+    asked = ("--image", "me/scout:1", "--claim", "runs", "--nodes", "2")
+    code, out, _ = typed(capsys, "launch", "kuberay", "study.yaml", *asked)
+    assert code == 0
     written = tmp_path / "runs" / "tiny.rayjob.yaml"
-    assert f"kubectl replace --force -f {written}" in capsys.readouterr().out
+    assert f"kubectl replace --force -f {written}" in out
     study, _ = yaml.safe_load_all(written.read_text())
     Path("again.yaml").write_text(study["data"]["study.yaml"])
     assert load_study(Path("again.yaml"), [], print) == load_study(Path("study.yaml"), [], print)

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 import yaml
 
-from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.launch import job, node
 from batchscout.orchestrator.launch.node import start_command, this_node
 from batchscout.orchestrator.launch.slurm import SlurmJob, script
+from tests.support.command_line import typed
 from tests.support.ports import free_ports
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.studies import TINY, grid
@@ -179,11 +179,10 @@ def test_without_slurm_the_script_is_written_and_the_message_names_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     Path("study.yaml").write_text(yaml.safe_dump(TINY))
-    with pytest.raises(SystemExit) as ended:
-        main(["launch", "slurm", "study.yaml", "--nodes", "2"])
-    assert ended.value.code == 2
+    code, _, said = typed(capsys, "launch", "slurm", "study.yaml", "--nodes", "2")
+    assert code == 2
     written = tmp_path / "runs" / "tiny.sbatch"
-    assert f"there is no sbatch on this machine, so {written} was written and not submitted" in capsys.readouterr().err
+    assert f"there is no sbatch on this machine, so {written} was written and not submitted" in said
     (seconds,) = re.findall(r"--signal=B:USR1@(\d+)", written.read_text())
     (to_save,) = re.findall(r"--seconds-to-save (\d+)", written.read_text())
     assert int(to_save) + 90 == int(seconds), "what the job has is the trials', but for what its end takes"
@@ -200,23 +199,25 @@ def test_without_slurm_the_script_is_written_and_the_message_names_it(
     ],
 )
 def test_every_rank_on_a_gpu_has_cpus_though_slurm_gives_a_task_one_that_asks_for_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], cpus: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    asked: list[str],
+    cpus: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(yaml.safe_dump(TINY))
-    with pytest.raises(SystemExit) as ended:
-        main(["launch", "slurm", "study.yaml", "--gpus-per-node", "4", "--dry-run", *asked])
-    assert ended.value.code == 0
+    code, *_ = typed(capsys, "launch", "slurm", "study.yaml", "--gpus-per-node", "4", "--dry-run", *asked)
+    assert code == 0
     options = directives((tmp_path / "runs" / "tiny.sbatch").read_text())
     assert [option for option in options if option.startswith("--cpus")] == cpus
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two"])
 def test_a_job_has_at_least_one_node(given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["launch", "slurm", "study.yaml", f"--nodes={given}"])
-    assert ended.value.code == 2
-    assert f"argument --nodes: '{given}' is not a whole number of at least 1" in capsys.readouterr().err
+    code, _, said = typed(capsys, "launch", "slurm", "study.yaml", f"--nodes={given}")
+    assert code == 2
+    assert f"argument --nodes: '{given}' is not a whole number of at least 1" in said
 
 
 # With real daemons

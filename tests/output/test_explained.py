@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.output.explained import Explanation
 from batchscout.orchestrator.output.loaded import load
 from batchscout.orchestrator.study.causes import Cause
@@ -33,6 +32,7 @@ from batchscout.orchestrator.study.run_directory import trial_directory
 from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.config import DataConfig, ModelConfig, OptimizerConfig, Schedule, TrialConfig
 from batchscout.trainers.notices import NoticeKind
+from tests.support.command_line import typed
 from tests.support.worlds import field_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -179,14 +179,6 @@ def test_what_a_trial_has_left_is_named_with_its_path(tmp_path: Path) -> None:
     }
 
 
-def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["explain", *arguments])
-    printed, code = capsys.readouterr(), ended.value.code or 0
-    assert isinstance(code, int)
-    return code, printed.out, printed.err
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -195,7 +187,7 @@ def explain(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = explain(capsys, str(GOLDEN / "quickstart"), name)
+    code, out, err = typed(capsys, "explain", str(GOLDEN / "quickstart"), name)
     assert (code, out) == (2, "")
     assert f"has no trial '{name}'; " in err
     assert said in err
@@ -204,7 +196,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, said: str, caps
 def test_a_study_without_trials_says_when_to_look_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(GOLDEN / "quickstart" / "study.yaml", tmp_path)
     (tmp_path / "journal.jsonl").touch()
-    code, _, err = explain(capsys, str(tmp_path), "one")
+    code, _, err = typed(capsys, "explain", str(tmp_path), "one")
     assert code == 2
     assert err.endswith("has no trials yet; look again once batchscout status shows some\n")
 
@@ -214,7 +206,7 @@ def test_a_terminal_is_told_all_of_it_within_its_width(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    code, out, _ = explain(capsys, str(GOLDEN / "every_state"), RUNNING)
+    code, out, _ = typed(capsys, "explain", str(GOLDEN / "every_state"), RUNNING)
     told = load(GOLDEN / "every_state").explain(RUNNING)
     assert code == 0
     assert all(len(line) <= columns for line in out.splitlines())
@@ -224,7 +216,7 @@ def test_a_terminal_is_told_all_of_it_within_its_width(
 
 
 def test_programs_are_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = explain(capsys, str(GOLDEN / "every_state"), RUNNING, "--json")
+    _, out, _ = typed(capsys, "explain", str(GOLDEN / "every_state"), RUNNING, "--json")
     found: dict[str, Any] = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     told = load(GOLDEN / "every_state").explain(RUNNING)
     assert (found["state"], found["result"], found["metrics"]) == ("running", told.result, told.metrics)

@@ -24,12 +24,12 @@ import yaml
 from pydantic import JsonValue
 
 from batchscout import load
-from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.output.exports import export
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import Schedule, TrialConfig
 from batchscout.trainers.sources.settings import GROUPS, OwnRun
 from batchscout.trainers.step.learning_rate import learning_rate_of_step
+from tests.support.command_line import typed
 from tests.support.every import for_every
 from tests.support.example_study import ANSWER, example_recommendation
 
@@ -491,10 +491,9 @@ def test_what_cannot_let_the_batch_grow_says_so_and_where_it_would(to: str) -> N
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_the_verb_exports_what_the_version_before_has_recommended(to: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["export", str(GOLDEN / "quickstart"), "--to", to])
-    assert ended.value.code == 0
-    assert "effective batch 4 = micro-batch 4 x accumulation 1 x ranks 1" in capsys.readouterr().out
+    code, out, _ = typed(capsys, "export", str(GOLDEN / "quickstart"), "--to", to)
+    assert code == 0
+    assert "effective batch 4 = micro-batch 4 x accumulation 1 x ranks 1" in out
 
 
 def test_the_verb_exports_what_the_journal_says_and_no_earlier_answer(

@@ -18,6 +18,7 @@ from batchscout.orchestrator.stages.curves import MOST_CURVES, loss_curves
 from batchscout.orchestrator.stages.figures import names_of
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.trial import Trial, TrialState
+from tests.support.command_line import typed
 
 NUM_TRIALS = 2_000
 
@@ -85,10 +86,9 @@ def test_the_page_says_how_many_alternatives_it_leaves_to_the_file(html: str, ru
 def test_status_shows_every_trial_in_a_line(
     run_dir: Path, trials: list[Trial], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["status", str(run_dir)])
+    _, out, _ = typed(capsys, "status", str(run_dir))
     states = {*TrialState}
-    lines = [line[2:].split() for line in capsys.readouterr().out.splitlines() if line[2:].startswith("grid-")]
+    lines = [line[2:].split() for line in out.splitlines() if line[2:].startswith("grid-")]
     shown = [(line[0], line[1]) for line in lines if line[1] in states]
     assert shown == [(trial.id, trial.state) for trial in trials]
 

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.config.load import parse_study
 from batchscout.orchestrator.output.schemas import SCHEMA_NAMES, SchemaName, editors_line, schema_path
 from batchscout.orchestrator.output.schemas.generate import generated, text_of
@@ -19,6 +18,7 @@ from batchscout.orchestrator.output.status import json_pieces
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.verbs.helping import SCHEMAS
+from tests.support.command_line import typed
 from tests.support.every import for_every
 
 ROOT = Path(__file__).parents[2]
@@ -44,10 +44,8 @@ def test_the_files_are_what_the_types_make(name: SchemaName) -> None:
 def test_a_schema_is_printed_as_it_is_and_names_its_version(
     name: SchemaName, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["schema", name])
-    assert not ended.value.code
-    printed = capsys.readouterr().out
+    code, printed, _ = typed(capsys, "schema", name)
+    assert code == 0
     assert printed == schema_path(name).read_text()
     assert re.fullmatch(rf"urn:batchscout:schema:{name}:[1-9]\d*", json.loads(printed)["$id"])
     assert SCHEMAS == SCHEMA_NAMES
