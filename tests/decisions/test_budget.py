@@ -14,7 +14,7 @@ from batchscout.orchestrator.decisions.further import events_to_go_further, kept
 from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.output.results import finish
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.findings import Findings, found
+from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Concluded, Reopened, RunBegan, StageBegan
@@ -24,6 +24,7 @@ from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, TrialSta
 from batchscout.trainers.config import BranchPoint
 from tests.support.lane_player import Player, World, director_of, know, study_of
 from tests.support.loss_worlds import IDEAL
+from tests.support.outcome import found_by, recommendation_of
 from tests.support.worlds import field_config, field_curves
 
 BATCHES = (4, 8, 16, 32, 64)
@@ -78,8 +79,7 @@ def test_it_holds_and_the_answer_is_made_from_what_fitted_in(tmp_path: Path, num
     assert known.lane_seconds <= seconds + lanes * SECONDS_PER_MESSAGE, "every lane is stopped at its next message"
     assert names(known, TrialState.COMPLETE)
     assert known.conclusions["train"].ok
-    findings = found(known, TrainFindings)
-    assert findings is not None
+    findings = found_by(known, TrainFindings)
     assert findings.regret_time is not None
     is_decided = findings.regret_time <= config.useful_gain
     assert is_decided or any("of budget.device_hours (0.0" in note for note in known.conclusions["train"].notes)
@@ -148,8 +148,7 @@ def test_a_branch_costs_what_it_trains_itself(begins_at: int, fits: bool) -> Non
 
 
 def answer_of(config: StudyConfig, study: Study) -> tuple[int, float]:
-    found = recommend(config, study)
-    assert found is not None
+    found = recommendation_of(config, study)
     return found.effective_batch_size, found.learning_rate
 
 

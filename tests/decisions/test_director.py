@@ -36,6 +36,7 @@ from batchscout.trainers.notices import Notice, NoticeKind
 from tests.support.every import for_every
 from tests.support.known_stage import Known
 from tests.support.lane_player import Player, World, director_of, know, next_trial, play_stage, steps_of, study_of
+from tests.support.outcome import found_by
 from tests.support.worlds import (
     FIELD,
     FRONTIER,
@@ -835,8 +836,7 @@ def test_in_the_frontier_one_mode_may_fail_where_another_runs(tmp_path: Path) ->
         return world(trial, samples) if trial.activation_checkpointing == "none" else failing(trial, samples)
 
     study = play_stage(tmp_path / "journal.jsonl", config, "frontier", only_without)
-    one = found(study, FrontierFindings)
-    assert one is not None
+    one = found_by(study, FrontierFindings)
     assert one.chosen.mode.activation_checkpointing == "none"
 
 

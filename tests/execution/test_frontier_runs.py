@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.study.trial import TrialState
+from tests.support.outcome import found_by
 from tests.support.study_runs import Ran, run, run_leaving_traces
 
 # A fixture is a whole study, and the first test that asks for it waits for it.
@@ -19,9 +19,7 @@ MIB = 2**20
 
 
 def frontier_findings(ran: Ran) -> FrontierFindings:
-    findings = found(ran.study, FrontierFindings)
-    assert findings is not None
-    return findings
+    return found_by(ran.study, FrontierFindings)
 
 
 @pytest.fixture(scope="module")

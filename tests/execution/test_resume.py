@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.grid import GridFindings
 from batchscout.orchestrator.study.events import Event
 from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.notices import NoticeKind
 from tests.faults.driver import PATIENCE_SECONDS, Driver, check_nothing_was_lost_or_doubled, decisions, has
+from tests.support.outcome import found_by
 from tests.support.studies import TINY, grid
 
 # Damage to storage is rare, and what a test of it takes is a whole study: it belongs to the third tier.
@@ -53,8 +53,7 @@ def check_it_ends_as_undisturbed(driver: Driver, before: list[Event], undisturbe
         losses = [point["val_loss"] for point in trial.history]
         assert losses == [point["val_loss"] for point in undisturbed.trials[trial_id].history], "to the bit"
     recommended = json.loads((driver.run_dir / "recommendation.json").read_text())
-    grid_found = found(undisturbed, GridFindings)
-    assert grid_found is not None
+    grid_found = found_by(undisturbed, GridFindings)
     assert recommended["learning_rate"] == undisturbed.trials[grid_found.winner].config.learning_rate
 
 

@@ -23,6 +23,7 @@ from batchscout.trainers.config import DevicePeak, TrialConfig
 from tests.support.example_study import add_trial, conclude, end_trial, example_config, example_recommendation
 from tests.support.lane_player import Player, director_of, know, study_of
 from tests.support.loss_worlds import IDEAL, LossWorld, throughput_of
+from tests.support.outcome import recommendation_of
 from tests.support.worlds import FRONTIER, World
 
 STAGES = [{"type": "train", "max_runs": 6}, {"type": "learning_rate"}]
@@ -52,8 +53,7 @@ def whole_study(path: Path, world: World = with_accidents) -> tuple[StudyConfig,
 
 def recommended(path: Path, world: World = with_accidents) -> tuple[Recommendation, Study]:
     config, study = whole_study(path, world)
-    found = recommend(config, study)
-    assert found is not None
+    found = recommendation_of(config, study)
     return found, study
 
 
@@ -119,8 +119,7 @@ def test_the_utilisation_names_its_peak(tmp_path: Path, source: Any, words: str)
 
     config, study = whole_study(tmp_path / "journal.jsonl", used)
     study.facts = Facts(device_peaks={"float32": DevicePeak(flops_per_second=1.58e11, source=source)})
-    found = recommend(config, study)
-    assert found is not None
+    found = recommendation_of(config, study)
     assert f"MFU is relative to the 1.58e+11 FLOP/s in float32 {words}" in found.evidence.notes
 
 
@@ -217,6 +216,5 @@ def test_the_tuned_learning_rate_goes_before_the_trained_batch_and_that_before_t
         add_trial(study, config, findings.winner)
         end_trial(study, findings.winner, 1.0, {"val_loss": 3.0})
         conclude(study, findings, "")
-        found = recommend(config, study)
-        assert found is not None
+        found = recommendation_of(config, study)
         assert found.evidence.trial == findings.winner

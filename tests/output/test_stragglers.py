@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.output.status import notice_lines, print_status
 from batchscout.orchestrator.study.events import Ended, Started
 from batchscout.orchestrator.study.messages import HeldLane
 from batchscout.orchestrator.study.trial import Metrics, TrialState
 from tests.support.example_study import add_trial, example_config, example_study, tell
+from tests.support.outcome import recommendation_of
 
 
 def test_a_straggler_is_told_in_status_report_and_verdict(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,8 +31,7 @@ def test_a_straggler_is_told_in_status_report_and_verdict(capsys: pytest.Capture
             )
     said = "node-b takes 1.50 x ["
     assert notice_lines(study)[0].startswith(said)
-    recommendation = recommend(config, study)
-    assert recommendation is not None
+    recommendation = recommendation_of(config, study)
     assert f"Warning: {said}" in recommendation.verdict
     assert said in render_report(config, study, recommendation)
     print_status(config, study, is_driven=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from batchscout.orchestrator.config.load import apply_override, parse_study
-from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.scope import Scope
 from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.findings import Findings
@@ -25,6 +25,7 @@ from batchscout.orchestrator.study.trial import TrialState
 from batchscout.trainers.notices import NoticeKind
 from tests.support.every import for_every
 from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
+from tests.support.outcome import recommendation_of
 from tests.support.worlds import FRONTIER, NONE
 
 SMALLEST = "It is the smallest batch that was compared: a smaller one may be better."
@@ -87,9 +88,7 @@ def recommended(
         refined = replace(train, winner="learning_rate-x2", keeps_own=False, time=BY_THE_RATE)
         conclude(study, LearningRateFindings(1.2e-3, "learning_rate-x2", on_edge=True, losses={}, train=refined), "")
     tell(study, RunBegan(token="last", cluster_options=cluster_options))
-    recommendation = recommend(config, study)
-    assert recommendation is not None
-    return recommendation
+    return recommendation_of(config, study)
 
 
 def add(
@@ -298,8 +297,7 @@ def test_the_losses_are_the_means_of_the_seeds() -> None:
             end_trial(study, f"{name}-s{seed}", 60.0, {"val_loss": loss})
     batches = batch_findings(8, 3.6, 0.02), batch_findings(32, 3.3, 0.98)
     conclude(study, TrainFindings("train-m32k1-s0", 3.3, batches=batches), "")
-    found = recommend(config, study)
-    assert found is not None
+    found = recommendation_of(config, study)
     assert "val loss 3.300 against 3.600 with your own setting" in found.verdict
     assert "Measured with 2 seeds, " in found.verdict
 
@@ -631,9 +629,7 @@ def of_a_curve(
         )
     end_trial(study, "train-m8k1", 1.0, dict(waited or {}))
     conclude(study, TrainFindings("train-m8k1", curve[-1][1]), "")
-    found = recommend(config, study)
-    assert found is not None
-    return found
+    return recommendation_of(config, study)
 
 
 def test_a_verdict_warns_of_lanes_that_died_under_the_study() -> None:
@@ -645,8 +641,7 @@ def test_a_verdict_warns_of_lanes_that_died_under_the_study() -> None:
     for event, is_told in ((None, False), (died, True)):
         if event is not None:
             tell(study, event)
-        found = recommend(config, study)
-        assert found is not None
+        found = recommendation_of(config, study)
         assert ("died once" in found.verdict and "train-m8k1: rank 0 was killed by SIGSEGV" in found.verdict) == is_told
 
 
@@ -658,8 +653,7 @@ def test_a_verdict_tells_micro_batches_that_are_cut_by_tokens() -> None:
     by_tokens = {"micro_batches_per_step": 3.25, "tokens_per_step": 12_345.6, "padding_share": 0.1234}
     end_trial(study, "train-m8k4", 60.0, {"val_loss": 3.0, **by_tokens})
     conclude(study, TrainFindings("train-m8k4", 3.0), "")
-    found = recommend(config, study)
-    assert found is not None
+    found = recommendation_of(config, study)
     assert found.verdict.startswith(
         "Train with micro-batches of at most 8,192 tokens (as many as 8 of the longest samples have), at most 4 accumulation steps "
         "(effective batch 64; a step had 12,346 tokens on average, in 3.2 micro-batches over all ranks of which 12% is padding)"

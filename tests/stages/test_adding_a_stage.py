@@ -28,6 +28,7 @@ from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.metrics import METRICS, Metric
 from batchscout.trainers.strict import Strict
 from tests.support.example_study import example_config, tell
+from tests.support.outcome import recommendation_of
 
 # What one writes to add a stage: its keys, for orchestrator/config/stages.py ...
 
@@ -159,15 +160,13 @@ def test_the_report_has_its_conclusion_its_figure_and_its_table(config: StudyCon
 
 
 def test_what_it_chose_is_recommended(config: StudyConfig, study: Study) -> None:
-    found = recommend(config, study)
-    assert found is not None
+    found = recommendation_of(config, study)
     assert found.evidence.trial == "pulse-2"
     assert [one.trial for one in found.alternatives] == ["pulse-1"]
 
 
 def test_what_it_changed_of_the_run_that_was_chosen_before_is_recommended(config: StudyConfig, study: Study) -> None:
-    found = recommend(config, study)
-    assert found is not None
+    found = recommendation_of(config, study)
     assert found.model_changes == {"beats": 2.0}
     assert found.answer.settings.endswith(", and beats 2")
     assert "the same run without beats 2" in found.answer.gain

@@ -23,7 +23,6 @@ from batchscout.orchestrator.stages.branch import BranchFindings, PointFindings
 from batchscout.orchestrator.stages.branch.critical import growth
 from batchscout.orchestrator.stages.branch.ramps import doublings
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.train import LearningRateFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Concluded, Ended, Evaluated, RunBegan, proposed
@@ -34,6 +33,7 @@ from batchscout.trainers.config import BranchPoint, TrialConfig
 from batchscout.trainers.step_log import read_steps
 from tests.support.lane_player import Player, World, director_of, play_stage, study_of
 from tests.support.loss_worlds import CriticalWorld
+from tests.support.outcome import found_by, recommendation_of
 from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
 
@@ -83,9 +83,7 @@ def _run(known: Study, wanted: Proposal, world: World) -> None:
 
 
 def findings_of(known: Study) -> BranchFindings:
-    findings = found(known, BranchFindings)
-    assert findings is not None
-    return findings
+    return found_by(known, BranchFindings)
 
 
 def critical(known: Study) -> list[int | None]:
@@ -222,8 +220,7 @@ def test_the_run_that_the_learning_rate_stage_chose_is_branched_from() -> None:
         better_at_twice_the_rate, between=[{"type": "learning_rate", "multipliers": [2, 1]}],
         stage={"multiples": [2]},
     )  # fmt: skip
-    tuned = found(known, LearningRateFindings)
-    assert tuned is not None
+    tuned = found_by(known, LearningRateFindings)
     assert findings_of(known).source == tuned.winner
     assert known.trials["branch-trunk"].config.learning_rate == pytest.approx(tuned.learning_rate)
 
@@ -256,8 +253,7 @@ def test_branches_that_all_fail_leave_the_chosen_run_recommended() -> None:
     config, known = played(fails)
     assert reason(known).startswith("undetermined:")
     assert known.conclusions["branch"].notes[0] == "branch-at2048-x1 did not finish: out_of_memory: too large"
-    recommended = recommend(config, known)
-    assert recommended is not None
+    recommended = recommendation_of(config, known)
     assert recommended.evidence.trial == "train-m8k1"
     assert [one.trial for one in recommended.alternatives] == []
 
@@ -313,8 +309,7 @@ def test_a_ramp_that_wins_is_recommended_with_its_phases() -> None:
     assert findings.ramps[0].val_loss < known.trials[findings.source].measured("val_loss")
     assert ": it grew; the linear ramp ends at " in reason(known)
     assert "the linear ramp wins by more than the seeds' spread (0.0" in reason(known)
-    recommended = recommend(config, known)
-    assert recommended is not None
+    recommended = recommendation_of(config, known)
     assert recommended.evidence.trial == "branch-linear-s0"
     others = {known.trials[one.trial].candidate for one in recommended.alternatives}
     assert others == {"branch-linear", "branch-doubling", "train-m8k1"}
@@ -346,8 +341,7 @@ def test_a_ramp_has_the_doubts_about_the_rate_of_the_run_that_it_grows_from() ->
         tuned = known.conclusions["learning_rate"]
         assert isinstance(tuned.findings, dict)
         known.conclusions["learning_rate"] = replace(tuned, findings=tuned.findings | {"on_edge": on_edge})
-        recommended = recommend(config, known)
-        assert recommended is not None
+        recommended = recommendation_of(config, known)
         assert any("at the edge" in caveat for caveat in recommended.answer.caveats) is on_edge
         assert ("at the edge" in recommended.verdict) is on_edge
 
@@ -356,8 +350,7 @@ def test_a_ramp_that_gains_nothing_is_not() -> None:
     config, known = played(replace(GROWING, half_speed_batch=0), seeds=SEEDS)
     assert findings_of(known).winner is None
     assert "no ramp wins by more than the seeds' spread (0.0" in reason(known)
-    recommended = recommend(config, known)
-    assert recommended is not None
+    recommended = recommendation_of(config, known)
     assert recommended.evidence.trial == "train-m8k1-s0"
     assert "ramp" not in recommended.to_json()
     assert "grow" not in recommended.verdict

@@ -16,11 +16,10 @@ import yaml
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import warmup_samples
 from batchscout.orchestrator.output.exports import export
-from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.report.answer import paste_text
 from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.stages.estimates.surface import Coordinates, Observation, Setting, Surface, fit
-from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
 from batchscout.orchestrator.stages.horizons.longer import BATCH_DRIFT, RATE_DRIFT, Carried, Ended, carried, room_for
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
@@ -31,6 +30,7 @@ from batchscout.orchestrator.study.state import Study
 from tests.support.example_study import tell
 from tests.support.lane_player import Player, director_of, know, study_of
 from tests.support.loss_worlds import IDEAL, LossWorld
+from tests.support.outcome import found_by, recommendation_of
 
 BUDGET = 8192
 BATCHES = (8, 16, 32, 64)
@@ -167,10 +167,7 @@ def played(
 
 
 def answer(config: StudyConfig, study: Study) -> tuple[HorizonsFindings, Recommendation]:
-    findings, recommendation = found(study, HorizonsFindings), recommend(config, study)
-    assert findings is not None
-    assert recommendation is not None
-    return findings, recommendation
+    return found_by(study, HorizonsFindings), recommendation_of(config, study)
 
 
 def at_length(world: LossWorld, batch: int, factor: float) -> float:
@@ -243,8 +240,7 @@ def test_a_study_that_does_not_know_how_long_its_run_is_says_so(tmp_path: Path) 
         journal.append(RunBegan(token="first"))
         know(journal, [IDEAL.rates((8, 64))])
         Player(director_of(config, journal, "train"), IDEAL).play()
-        recommendation = recommend(config, journal.study)
-    assert recommendation is not None
+        recommendation = recommendation_of(config, journal.study)
     assert recommendation.verdict.endswith(" For a longer run, give real_run.samples.")
 
 
@@ -262,8 +258,7 @@ def test_it_is_recommended_in_the_mode_that_its_batch_was_timed_in(tmp_path: Pat
 def test_where_nothing_could_be_carried_the_answer_says_that_it_is_the_studys_own_length(tmp_path: Path) -> None:
     config, study = played(tmp_path, IDEAL)
     study.conclusions.pop("horizons")
-    recommendation = recommend(config, study)
-    assert recommendation is not None
+    recommendation = recommendation_of(config, study)
     assert recommendation.sample_budget < 4 * BUDGET
     assert (
         "Warning: this holds for a run of 8.19k samples, the study's own, and not for the real run's 32.8k: horizons has yet to conclude."

@@ -16,10 +16,9 @@ from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.trial import optimizer_at
 from batchscout.orchestrator.output.exports import export
 from batchscout.orchestrator.output.plan import print_plan
-from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.stages.estimates.surface import PRIOR
-from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
 from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFindings
 from batchscout.orchestrator.study.events import RunBegan
@@ -30,6 +29,7 @@ from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.trainers.config import TrialConfig
 from tests.support.lane_player import Player, World, director_of, know, study_of
 from tests.support.loss_worlds import IDEAL, throughput_of
+from tests.support.outcome import found_by, recommendation_of
 from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
 from tests.support.worlds import NONE
@@ -72,15 +72,7 @@ def played(path: Path, config: StudyConfig, world: World, facts: Facts = TAKES_B
 
 
 def findings_of(known: Study) -> RegularizationFindings:
-    findings = found(known, RegularizationFindings)
-    assert findings is not None
-    return findings
-
-
-def recommended(config: StudyConfig, known: Study) -> Recommendation:
-    recommendation = recommend(config, known)
-    assert recommendation is not None
-    return recommendation
+    return found_by(known, RegularizationFindings)
 
 
 def runs(known: Study) -> list[Trial]:
@@ -101,7 +93,7 @@ def test_one_setting_at_a_time_is_tried_at_the_chosen_batch_and_rate(tmp_path: P
 def test_a_setting_that_lowers_the_loss_is_kept_and_recommended_with_what_it_gains(tmp_path: Path) -> None:
     config = study()
     known = played(tmp_path, config, of_settings({"dropout 0.1": 0.05, "weight decay 0.3": 0.01}))
-    findings, recommendation = findings_of(known), recommended(config, known)
+    findings, recommendation = findings_of(known), recommendation_of(config, known)
     plain, best = known.trials[findings.source], known.trials[findings.winner or ""]
     assert findings.kept == Setting("dropout", 0.1)
     assert best.measured("val_loss") == pytest.approx(0.95 * plain.measured("val_loss"), rel=0.005)
@@ -125,7 +117,7 @@ def test_a_setting_that_lowers_the_loss_is_kept_and_recommended_with_what_it_gai
 
 def test_a_weight_decay_that_is_kept_is_the_optimizers(tmp_path: Path) -> None:
     config = study()
-    recommendation = recommended(config, played(tmp_path, config, of_settings({"weight decay 0.3": 0.05})))
+    recommendation = recommendation_of(config, played(tmp_path, config, of_settings({"weight decay 0.3": 0.05})))
     assert recommendation.optimizer.weight_decay == pytest.approx(0.3)
     assert "the same run with weight decay 0.1 ends at" in recommendation.verdict
     assert recommendation.model_changes is None
@@ -148,7 +140,7 @@ def test_a_weight_decay_that_is_kept_is_the_same_multiple_in_a_longer_run(tmp_pa
         return point | {"val_loss": point["val_loss"] * (0.95 if decayed(run) > 2 else 1)}
 
     known = played(tmp_path, config, world)
-    recommendation = recommended(config, known)
+    recommendation = recommendation_of(config, known)
     batch, rate = recommendation.effective_batch_size, recommendation.learning_rate
     assert rate != known.trials[findings_of(known).source].config.learning_rate
     assert recommendation.optimizer.weight_decay == pytest.approx(3 * ruled(batch, rate))
@@ -160,7 +152,7 @@ def test_where_none_gains_more_than_seeds_make_the_chosen_run_stays(tmp_path: Pa
     known = played(tmp_path, config, of_settings({"dropout 0.1": 0.003}))
     assert len(runs(known)) == 4
     assert findings_of(known).winner is None
-    assert recommended(config, known).evidence.trial == findings_of(known).source
+    assert recommendation_of(config, known).evidence.trial == findings_of(known).source
     assert "none of the settings lowers the loss by more than seeds vary" in known.conclusions["regularization"].reason
 
 
@@ -203,14 +195,13 @@ def test_where_the_gap_is_not_wider_nothing_is_trained_and_both_gaps_are_told(
     conclusion = known.conclusions["regularization"]
     assert conclusion.ok
     assert re.search(said, conclusion.reason), conclusion.reason
-    assert recommended(config, known).evidence.trial == findings_of(known).source
+    assert recommendation_of(config, known).evidence.trial == findings_of(known).source
 
 
 def test_the_run_that_learning_rate_chose_is_the_one_that_is_trained_again(tmp_path: Path) -> None:
     config = study(stages=[{"type": "train"}, {"type": "learning_rate", "multipliers": [0.7, 1, 1.4]}, BOTH[1]])
     known = played(tmp_path, config, of_settings({"dropout 0.1": 0.05}))
-    tuned = found(known, LearningRateFindings)
-    assert tuned is not None
+    tuned = found_by(known, LearningRateFindings)
     assert findings_of(known).source == tuned.winner
     assert {trial.config.learning_rate for trial in runs(known)} == {tuned.learning_rate}
 
@@ -281,8 +272,7 @@ def test_a_real_batch_that_learns_by_heart_is_mended(tmp_path: Path) -> None:
         eager = tuple(replace(rate, mode=replace(rate.mode, compile=False)) for rate in rates.rates)
         know(journal, [replace(rates, rates=eager)], TAKES_BOTH)
     known = run_for_real(config, tmp_path, lambda metrics: {**metrics, "step_seconds": 0.04})  # as was measured before
-    trained, findings = found(known, TrainFindings), findings_of(known)
-    assert trained is not None
+    trained, findings = found_by(known, TrainFindings), findings_of(known)
     assert trained.generalisation is not None
     small, large = trained.generalisation.gaps
     assert (small.effective_batch_size, large.effective_batch_size) == (4, 16)

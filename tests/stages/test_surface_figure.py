@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from batchscout.orchestrator.config.stages import Train
-from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.stages.train.surface_figure import surface_figures
@@ -16,6 +15,7 @@ from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import TrialState
+from tests.support.outcome import recommendation_of
 
 QUICKSTART = Path(__file__).parents[1] / "golden" / "quickstart"
 
@@ -39,8 +39,7 @@ def test_every_run_that_came_to_something_is_on_it_and_the_recommended_one_is_ri
     settings = {(t.config.effective_batch_size, t.config.learning_rate) for t in full if t.rungs or t.history}
     assert {(mark.x, mark.y) for mark in runs.marks} == settings
     (ringed,) = [mark for mark in runs.marks if mark.kind == "chosen"]
-    recommendation = recommend(context.config, context.study)
-    assert recommendation is not None
+    recommendation = recommendation_of(context.config, context.study)
     assert (ringed.x, ringed.y) == (recommendation.effective_batch_size, recommendation.learning_rate)
     ended = [mark for mark in runs.marks if not mark.text.startswith("~")]
     cut = {(t.config.effective_batch_size, t.config.learning_rate) for t in full if t.state is TrialState.PRUNED}
@@ -92,8 +91,7 @@ def test_each_batch_is_told_against_the_choice_which_lies_on_the_zero_line() -> 
     """An interval that reaches across zero belongs to a batch that may be the best after all."""
     context = context_of()
     figure = next(one for one in surface_figures(context) if one.name == "differences")
-    recommendation = recommend(context.config, context.study)
-    assert recommendation is not None
+    recommendation = recommendation_of(context.config, context.study)
     (choice,) = [mark for one in figure.series for mark in one.marks if mark.kind == "chosen"]
     assert (choice.x, choice.y) == (recommendation.effective_batch_size, 0.0)
     assert [line.value for line in figure.lines] == [0.0]

@@ -15,11 +15,9 @@ import torch
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import optimizer_at
-from batchscout.orchestrator.output.recommendation import Recommendation, recommend
 from batchscout.orchestrator.stages import train
 from batchscout.orchestrator.stages.estimates.observed import observations
 from batchscout.orchestrator.stages.estimates.ranking import standings
-from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.train import FIRST_RUNS, TrainFindings, full_runs
 from batchscout.orchestrator.stages.train.conclude import WINNERS_CUT
 from batchscout.orchestrator.study.causes import Cause
@@ -31,6 +29,7 @@ from batchscout.trainers.config import TrialConfig
 from tests.support.known_stage import Known
 from tests.support.lane_player import World, play_stage, study_of
 from tests.support.loss_worlds import FLAT, IDEAL, SMALL_IS_RIGHT, LossWorld
+from tests.support.outcome import found_by, recommendation_of
 from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
 from tests.support.tiny import ROOT, newest_state
@@ -58,19 +57,11 @@ def played(
 
 
 def findings_of(known: Study) -> TrainFindings:
-    findings = found(known, TrainFindings)
-    assert findings is not None
-    return findings
+    return found_by(known, TrainFindings)
 
 
 def chosen(known: Study) -> int:
     return known.trials[findings_of(known).winner].config.effective_batch_size
-
-
-def recommended(config: StudyConfig, known: Study) -> Recommendation:
-    recommendation = recommend(config, known)
-    assert recommendation is not None
-    return recommendation
 
 
 def at_equal_time(world: LossWorld, batch: int) -> float:
@@ -202,7 +193,7 @@ def test_vague_speeds_leave_more_open(tmp_path: Path) -> None:
         (path := tmp_path / str(within)).mkdir()
         config, found = study(stage={"max_runs": 12}), [IDEAL.rates(BATCHES, within=within)]
         known = play_stage(path / "journal.jsonl", config, "train", IDEAL, found=found)
-        recommendation = recommended(config, known)
+        recommendation = recommendation_of(config, known)
         assert recommendation.regret_time is not None
         regrets.append(recommendation.regret_time)
     assert regrets[1] > 1.2 * regrets[0]
@@ -226,7 +217,7 @@ def test_a_speed_that_was_not_as_timed_is_told(tmp_path: Path) -> None:
 
 def test_the_verdict_does_not_claim_equal_time_where_speeds_were_off(tmp_path: Path) -> None:
     config, known = played(tmp_path, IDEAL, slowed_by(1 / 0.7, 8))
-    said = recommended(config, known).verdict
+    said = recommendation_of(config, known).verdict
     assert "Warning: some batches did not train at the speed they were timed at (effective batch 8 at 0.70 x)" in said
 
 
@@ -254,7 +245,7 @@ def test_where_the_small_batch_is_right_it_is_chosen(tmp_path: Path) -> None:
 
 def test_where_both_are_alike_your_own_setting_stays(tmp_path: Path) -> None:
     config, known = played(tmp_path, FLAT, batches=(8, 64))
-    recommendation = recommended(config, known)
+    recommendation = recommendation_of(config, known)
     assert (chosen(known), recommendation.learning_rate) == (8, 1e-3)
     assert (
         "your own setting stays: none of the others is shown to save 3% of the training time" in recommendation.verdict
@@ -265,7 +256,7 @@ def test_where_both_are_alike_your_own_setting_stays(tmp_path: Path) -> None:
 def test_where_many_are_alike_it_says_between_which_it_is_undetermined(tmp_path: Path) -> None:
     """Which of six equals is the best takes more runs than there are; the choice is no worse than the others all the same."""
     config, known = played(tmp_path, FLAT, batches=BATCHES[:-1])
-    recommendation = recommended(config, known)
+    recommendation = recommendation_of(config, known)
     assert len(recommendation.undecided_between) >= 3
     named = ", ".join(map(str, recommendation.undecided_between[:-1]))
     assert f"; undetermined between effective batches {named} and " in recommendation.verdict
@@ -274,7 +265,7 @@ def test_where_many_are_alike_it_says_between_which_it_is_undetermined(tmp_path:
 
 def test_what_a_target_is_reached_sooner_by_is_told_against_a_run_that_missed_it(tmp_path: Path) -> None:
     config, known = played(tmp_path, IDEAL, objective="target", target_loss=2.45)
-    recommendation = recommended(config, known)
+    recommendation = recommendation_of(config, known)
     assert (
         "your own setting (effective batch 8, learning rate 0.001) ends at val loss 2.521 and would reach"
         in recommendation.verdict
@@ -288,7 +279,7 @@ def test_at_equal_samples_the_smallest_is_the_best_in_the_same_world(tmp_path: P
     assert chosen(known) == 4
     assert findings_of(known).seconds is None
     assert {trial.config.sample_budget for trial in known.trials.values()} == {BUDGET}
-    assert "after the same samples" in recommended(config, known).verdict
+    assert "after the same samples" in recommendation_of(config, known).verdict
 
 
 def test_to_a_target_the_batch_that_gets_there_first_is_chosen(tmp_path: Path) -> None:
@@ -299,7 +290,7 @@ def test_to_a_target_the_batch_that_gets_there_first_is_chosen(tmp_path: Path) -
     best = standings(full_runs(known), target)[0]
     assert best.reached
     assert best.score < BUDGET / IDEAL.samples_per_second(8)
-    assert f"reaches val loss {target:g} after" in recommended(config, known).verdict
+    assert f"reaches val loss {target:g} after" in recommendation_of(config, known).verdict
 
 
 # How it goes about it
@@ -433,7 +424,7 @@ def test_a_micro_batch_that_does_not_fit_after_all_is_trained_in_smaller_ones(tm
     smaller = {one.config.micro_batch_size for one in known.trials.values() if one.candidate not in lost}
     assert max(smaller) == 32
     assert chosen(known) == chosen(fitting) >= 64
-    assert recommended(config, known).micro_batch_size == 32
+    assert recommendation_of(config, known).micro_batch_size == 32
     [note] = [one for one in known.conclusions["train"].notes if "out of memory" in one]
     assert all(one in note for one in ("effective batch 256 as 64 x 4", "it was made again as 32 x 8")), note
 
@@ -442,7 +433,7 @@ def test_a_longer_run_is_recommended_in_a_micro_batch_that_was_trained(tmp_path:
     fills_up = full_from(0.5)
     config, known = played(tmp_path, IDEAL, fills_up, real_run={"samples": 4 * BUDGET})
     known = play_stage(tmp_path / "journal.jsonl", config, "horizons", fills_up)
-    recommendation = recommended(config, known)
+    recommendation = recommendation_of(config, known)
     assert recommendation.effective_batch_size >= 64
     assert recommendation.micro_batch_size == 32
 
@@ -559,7 +550,7 @@ def test_a_learning_rate_that_diverges_everywhere_is_lowered_until_there_is_an_a
     diverged = [trial for trial in known.trials.values() if trial.cause is Cause.DIVERGED]
     assert len(diverged) >= FIRST_RUNS
     assert len(known.trials) <= 2 * max_runs + 3
-    recommendation = recommended(config, known)
+    recommendation = recommendation_of(config, known)
     assert (
         "; your own setting (effective batch 8, learning rate 0.001) diverged; this setting wastes "
         in recommendation.verdict

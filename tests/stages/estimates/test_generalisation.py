@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 
 from batchscout.orchestrator.config.trial import base_trial
-from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.output.status import print_status
 from batchscout.orchestrator.stages.estimates.generalisation import generalisation_of, overfitting_of
 from batchscout.orchestrator.stages.estimates.ranking import PRIOR_DEGREES, USUAL_GAIN, standings
 from batchscout.orchestrator.stages.estimates.surface import PRIOR
-from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from batchscout.trainers.config import TrialConfig
 from tests.support.lane_player import World, play_stage, study_of
 from tests.support.loss_worlds import FLAT
+from tests.support.outcome import found_by, recommendation_of
 
 CONFIG = base_trial(study_of(), None)
 NOISE = PRIOR.seed_deviation * USUAL_GAIN
@@ -125,10 +124,8 @@ def test_the_train_stage_says_where_a_larger_batch_widens_it_and_by_how_much_see
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, known = study_of(stages=[{"type": "train"}], sample_budget=4096), played(tmp_path, 0.1)
-    findings, recommendation = found(known, TrainFindings), recommend(config, known)
-    assert findings is not None
+    findings, recommendation = found_by(known, TrainFindings), recommendation_of(config, known)
     assert findings.generalisation is not None
-    assert recommendation is not None
     note = next(note for note in recommendation.evidence.notes if "widens with the batch" in note)
     for gap in findings.generalisation.gaps:
         assert f"{gap.gap:.3f} at effective batch {gap.effective_batch_size} (4,096 samples)" in note

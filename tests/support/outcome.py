@@ -1,0 +1,20 @@
+"""What a study is known to have come to: a test that asks for it fails where there is nothing."""
+
+from __future__ import annotations
+
+from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.output.recommendation import Recommendation, recommend
+from batchscout.orchestrator.stages.findings import Found, found
+from batchscout.orchestrator.study.state import Study
+
+
+def found_by(study: Study, kind: type[Found]) -> Found:
+    findings = found(study, kind)
+    assert findings is not None
+    return findings
+
+
+def recommendation_of(config: StudyConfig, study: Study) -> Recommendation:
+    recommendation = recommend(config, study)
+    assert recommendation is not None
+    return recommendation
