@@ -17,7 +17,7 @@ from tests.faults.laws import segments
 from tests.faults.own_cluster import flipped
 from tests.support.disk import NotHere
 from tests.support.memory_group import MemoryGroup
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, next_line
 from tests.support.storage import fault, interposed_library
 from tests.support.tiny import ROOT
 
@@ -84,8 +84,7 @@ def test_the_kernel_ends_the_process_of_choice_for_want_of_memory_and_no_other()
     )
     try:
         for process in (other, victim):
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
+            assert next_line(process) == b"ready\n"
         group.run_out(victim.pid, lambda: victim.poll() is not None, seconds=HANGS_AFTER_SECONDS)
         assert victim.returncode == -signal.SIGKILL
         assert other.poll() is None

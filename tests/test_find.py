@@ -23,7 +23,7 @@ from batchscout.orchestrator.study.events import proposed
 from batchscout.orchestrator.study.run_directory import open_run_directory
 from batchscout.orchestrator.study.trial import Proposal
 from batchscout.trainers.sources import objects
-from tests.support.processes import descended_from
+from tests.support.processes import descended_from, next_line
 
 ROOT = Path(__file__).parents[1]
 
@@ -170,8 +170,7 @@ def test_what_a_constructor_has_started_ends_with_find_and_what_a_notebook_has_s
         text=True,
     )
     try:
-        assert notebook.stdout is not None
-        own = int(notebook.stdout.readline())
+        own = int(next_line(notebook))
         assert sorted(descended_from(tmp_path)) == sorted([notebook.pid, own])
     finally:
         for number in descended_from(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, next_line
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +33,9 @@ def start(code: str, **options: object) -> subprocess.Popen[str]:
 def stopped_by(number: signal.Signals, code: str) -> tuple[int, str]:
     """(exit code, output) of a program that gets the signal when it is ready."""
     process = start(code)
-    assert process.stdout is not None
-    before = [process.stdout.readline()]
+    before = [next_line(process)]
     while "ready" not in before[-1] and before[-1]:
-        before.append(process.stdout.readline())
+        before.append(next_line(process))
     process.send_signal(number)
     output, _ = process.communicate(timeout=HANGS_AFTER_SECONDS)
     return process.returncode, "".join(before) + output

@@ -12,7 +12,7 @@ import pytest
 
 from batchscout.orchestrator.execution import cluster_servers
 from batchscout.orchestrator.execution.cluster_servers import Gcs, Raylet, loss_of
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, next_line
 
 LISTENS = """
 import socket, sys
@@ -25,16 +25,7 @@ sys.stdin.read()
 
 
 def test_the_end_of_a_nodes_raylet_is_seen_at_once(tmp_path: Path) -> None:
-    path = str(tmp_path / "socket")
-    with subprocess.Popen(
-        [sys.executable, "-c", LISTENS, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "listens\n"
-        raylet = Raylet(path)
-        assert raylet.loss() is None
-        process.kill()
-        process.wait()
+    raylet = ended_raylet(path := str(tmp_path / "socket"))
     # Which signal it was is told by Linux 6.15 and later.
     assert raylet.loss() in ("Ray's raylet on this node was killed by SIGKILL", "Ray's raylet on this node has ended")
     with pytest.raises(ConnectionRefusedError):
@@ -67,8 +58,8 @@ def test_a_raylet_that_ends_with_its_gcs_is_not_named_in_its_place(tmp_path: Pat
 def ended_raylet(path: str) -> Raylet:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", LISTENS, path], stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "listens\n"
+        assert next_line(process) == "listens\n"
         raylet = Raylet(path)
+        assert raylet.loss() is None
         process.kill()
     return raylet

@@ -13,6 +13,7 @@ import pytest
 
 from batchscout.orchestrator.execution.local_cluster import NUM_KEPT_SESSIONS, ended, private_folder
 from batchscout.trainers.files import StorageLost
+from tests.support.processes import next_line
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +72,7 @@ def test_a_session_of_a_cluster_whose_first_node_is_another_machine_is_kept_whil
         session(sessions, minute, gone)
     command = [sys.executable, "-u", "-c", "print(); input()", f"--store_socket_name={ours}/sockets/plasma_store"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        server.stdout.readline()  # while it has only just begun the kernel does not tell its command
+        next_line(server)  # while it has only just begun the kernel does not tell its command
         private_folder()
         assert ours.exists()
         server.kill()

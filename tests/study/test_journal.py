@@ -42,6 +42,7 @@ from batchscout.trainers.notices import NoticeKind
 from tests.support.every import for_every
 from tests.support.journal_writer import writer
 from tests.support.lane_player import play_stage, study_of
+from tests.support.processes import next_line
 from tests.support.tiny import in_fresh_process
 from tests.support.worlds import KNOWN, memory_world, train_config, with_accidents
 
@@ -332,8 +333,7 @@ def test_no_journal_is_an_empty_study(tmp_path: Path) -> None:
 def test_what_append_came_back_from_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with writer(path, "once") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
+        assert next_line(process) == "1\n"
         os.kill(process.pid, signal.SIGKILL)
     assert list(replay(path, "s").ready) == ["key0"]
 
@@ -342,8 +342,7 @@ def test_what_append_came_back_from_survives_kill_9(tmp_path: Path) -> None:
 def test_kill_9_in_the_middle_of_writing_loses_nothing_that_was_true(tmp_path: Path, written: int) -> None:
     path = tmp_path / "journal.jsonl"
     with writer(path, "write") as process:
-        assert process.stdout is not None
-        while int(process.stdout.readline()) < written:
+        while int(next_line(process)) < written:
             pass
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

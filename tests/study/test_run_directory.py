@@ -28,6 +28,7 @@ from batchscout.orchestrator.study.run_directory import (
 )
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
 from tests.support.lane_player import study_of
+from tests.support.processes import next_line
 
 
 def begin(run_dir: Path, config: StudyConfig) -> None:
@@ -183,8 +184,7 @@ def test_what_a_killed_process_was_writing_stays_no_longer_than_until_the_next_r
     (tmp_path / "report.html").write_text("<html></html>")
     command = [sys.executable, "-c", HALF_A_REPORT, str(tmp_path / "report.html")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"half\n"
+        assert next_line(process) == b"half\n"
         process.kill()
     assert len(list(tmp_path.glob(".*.partial"))) == 1
     open_run_directory(study_of(), tmp_path).close()

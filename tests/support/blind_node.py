@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.ports import free_ports
+from tests.support.processes import next_line
 
 # `ray start`, which would take the loopback address, that a cluster has after a local study in this process, for the network's. And with a
 # folder of its own for the code that drivers ship, as a machine has: nodes that share one take it from under each other's processes.
@@ -35,11 +36,10 @@ def blind_node(address: str, hidden: Path) -> Iterator[None]:
     isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]
     environment = os.environ | {"RAY_worker_niceness": "0"}  # else whatever runs beside the test comes before its ranks
     process = subprocess.Popen(isolated, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    assert process.stdout is not None
     said = ""
     try:
         while "Ray runtime started" not in said:
-            line = process.stdout.readline()
+            line = next_line(process)
             assert line, said
             said += line
         yield

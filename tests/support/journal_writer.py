@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.support.processes import next_line
+
 WRITER = """
 import ctypes, os, sys
 from pathlib import Path
@@ -65,8 +67,7 @@ def writer(
         text=True,
         env={**os.environ, **environment},
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "open\n"
+    assert next_line(process) == "open\n"
     return process
 
 
@@ -108,8 +109,7 @@ while True:
 def watched(path: Path) -> Iterator[None]:
     """Have another process ask all the time whether the journal is locked."""
     with subprocess.Popen([sys.executable, "-c", WATCHER, str(path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "asking\n"
+        assert next_line(process) == "asking\n"
         try:
             yield
             assert process.poll() is None, "it asked to the end"

@@ -8,9 +8,11 @@ import os
 import platform
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import AnyStr
 
 LISTENING = "0A"
 HANGS_AFTER_SECONDS = 200.0
@@ -105,6 +107,20 @@ def kernel_tells() -> bool:
     """True if it is new enough to tell how another's child ended."""
     major, minor = re.findall(r"\d+", platform.release())[:2]
     return (int(major), int(minor)) >= (6, 15)
+
+
+def next_line(process: subprocess.Popen[AnyStr]) -> AnyStr:
+    """What it says next."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def answer(process: subprocess.Popen[str], words: str) -> str:
+    """What it says when it is told this line."""
+    assert process.stdin is not None
+    process.stdin.write(f"{words}\n")
+    process.stdin.flush()
+    return next_line(process).strip()
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import HANGS_AFTER_SECONDS, descended_from
+from tests.support.processes import HANGS_AFTER_SECONDS, descended_from, next_line
 
 ROOT = Path(__file__).parents[2]
 STARTS = {
@@ -44,8 +44,7 @@ end_descendants()
 """
     process = started(code, tmp_path)
     try:
-        assert process.stdout is not None
-        process.stdout.readline()
+        next_line(process)
         deadline = time.monotonic() + HANGS_AFTER_SECONDS
         while len(descended_from(tmp_path)) < 2:
             assert time.monotonic() < deadline
@@ -79,8 +78,7 @@ input()
 """
     process = started(code, tmp_path)
     try:
-        assert process.stdout is not None
-        kept = [int(number) for number in process.stdout.readline().split()]
+        kept = [int(number) for number in next_line(process).split()]
         assert len(kept) == 2
         assert sorted(descended_from(tmp_path)) == sorted([process.pid, *kept])
     finally:

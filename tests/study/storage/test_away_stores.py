@@ -16,7 +16,7 @@ from batchscout.orchestrator.study.storage.place import ObjectStore
 from batchscout.trainers.files import StorageLost, quoted
 from tests.support.object_store import BUCKET, object_store, reached_at
 from tests.support.ports import free_ports
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, next_line
 
 pytestmark = pytest.mark.cluster
 
@@ -58,8 +58,7 @@ def test_a_process_waits_for_a_store_that_has_answered_another(port: str) -> Non
     """A rank's first request of a local study is the upload of its first checkpoint."""
     uri = f"s3://{BUCKET}/another?region=us-east-1"
     with subprocess.Popen([sys.executable, "-c", ASKED_BY_ANOTHER, uri], stdout=subprocess.PIPE, text=True) as another:
-        assert another.stdout is not None
-        assert another.stdout.readline() == "asks\n"
+        assert next_line(another) == "asks\n"
         time.sleep(9)
         assert another.poll() is None
         with object_store(PORT=port):

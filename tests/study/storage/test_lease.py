@@ -20,6 +20,7 @@ from batchscout.orchestrator.study.lines import read_lines
 from batchscout.orchestrator.study.storage.lease import Holder, RunsOut
 from batchscout.orchestrator.study.storage.lock import is_locked
 from tests.support.journal_writer import IN_A_CONTAINER, call_on, writer
+from tests.support.processes import answer
 from tests.support.storage import fault, interposed_library
 
 LEASE_SECONDS = "1"
@@ -31,14 +32,6 @@ def storage(request: pytest.FixtureRequest) -> dict[str, str]:
     if request.param == "locks":
         return {}
     return {"LD_PRELOAD": str(interposed_library()), **fault("lock", "journal.", "ENOLCK")}
-
-
-def told(process: subprocess.Popen[str], token: str) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{token}\n")
-    process.stdin.flush()
-    return process.stdout.readline().strip()
 
 
 def tokens(path: Path) -> list[str]:
@@ -67,19 +60,19 @@ def test_a_suspended_driver_that_was_followed_notices_before_its_next_line_and_n
 ) -> None:
     path = tmp_path / "journal.jsonl"
     with writer(path, "told", LEASE_SECONDS, **storage) as first:
-        assert told(first, "one") == "written"
+        assert answer(first, "one") == "written"
         os.kill(first.pid, signal.SIGSTOP)
         second = follow_the_suspended(path, storage)
-        assert told(second, "two") == "written"
+        assert answer(second, "two") == "written"
         os.kill(first.pid, signal.SIGCONT)
-        said = told(first, "never")
+        said = answer(first, "never")
         assert re.fullmatch(
             rf"another process \(process {second.pid} on .*\) has taken over the study in {tmp_path}, since this one was not heard from "
             r"for longer than its lease of 1 s, as if it had been suspended or cut off from its storage\. Nothing is lost: .*",
             said,
         ), said
-        assert told(first, "never") == said, "nor does it write later"
-        assert told(second, "three") == "written"
+        assert answer(first, "never") == said, "nor does it write later"
+        assert answer(second, "three") == "written"
         first.communicate("")
         assert call_on(path, **storage)[1].startswith(f"another process (process {second.pid} on "), "its lease stays"
         second.communicate("")
@@ -93,7 +86,7 @@ def test_a_driver_that_lives_keeps_its_lease_however_long_it_has_nothing_to_writ
         for _ in range(3):
             time.sleep(2.2)  # longer than the lease
             assert call_on(path)[1].startswith(f"another process (process {first.pid} on ")
-        assert told(first, "one") == "written"
+        assert answer(first, "one") == "written"
         first.communicate("")
 
 
@@ -116,7 +109,7 @@ def test_a_driver_in_another_container_of_this_machine_is_not_taken_for_one_that
             locked, said = call_on(path, within=within, **storage)
             assert locked
             assert "is running the study in" in said
-        assert told(first, "one") == "written"
+        assert answer(first, "one") == "written"
         first.communicate("")
     assert call_on(path, **storage) == (False, "it was let in")
 

@@ -17,6 +17,7 @@ from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.state import Halted, Study
 from batchscout.orchestrator.study.storage.lock import is_locked, note_of
 from tests.support.journal_writer import call_on, contend, watched, writer
+from tests.support.processes import next_line
 from tests.support.storage import fault, interposed_library
 
 LET_IN = (False, "it was let in")
@@ -54,8 +55,7 @@ def test_a_fork_of_the_driver_does_not_keep_its_lock(tmp_path: Path, forked_by: 
     which Python does not know."""
     path = tmp_path / "journal.jsonl"
     with writer(path, forked_by) as driver:
-        assert driver.stdout is not None
-        helper = int(driver.stdout.readline())
+        helper = int(next_line(driver))
         assert call_on(path)[0]
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()

@@ -32,6 +32,7 @@ from batchscout.trainers import loop
 from batchscout.trainers.files import StorageLost
 from tests.support.lane_player import study_of
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
+from tests.support.processes import answer, next_line
 from tests.support.silent_place import SilentPlace
 
 pytestmark = pytest.mark.slow
@@ -211,17 +212,8 @@ def driver(store: ObjectStore, lease_seconds: float) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "open\n"
+    assert next_line(process) == "open\n"
     return process
-
-
-def told(process: subprocess.Popen[str], token: str) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{token}\n")
-    process.stdin.flush()
-    return process.stdout.readline().strip()
 
 
 def once_let_in(store: ObjectStore) -> Journal:
@@ -238,7 +230,7 @@ def test_a_second_driver_is_refused_by_name_and_a_dead_one_followed_at_once(stor
             match=rf"another process \(process {first.pid} on .*, since .*, last seen \d+ s ago\) is running the",
         ):
             opened(store)
-        assert told(first, "one") == "written", "who was refused has disturbed nothing"
+        assert answer(first, "one") == "written", "who was refused has disturbed nothing"
         os.kill(first.pid, signal.SIGKILL)
     assert not is_stored_study_run(store)
     with opened(store) as journal:
@@ -250,7 +242,7 @@ def test_a_suspended_driver_that_was_followed_notices_before_its_next_line_and_n
     store: ObjectStore,
 ) -> None:
     with driver(store, 1) as first:
-        assert told(first, "one") == "written"
+        assert answer(first, "one") == "written"
         os.kill(first.pid, signal.SIGSTOP)
         with pytest.raises(ValueError, match=rf"another process \(process {first.pid} on "):
             opened(store)
@@ -258,13 +250,13 @@ def test_a_suspended_driver_that_was_followed_notices_before_its_next_line_and_n
         with journal:
             journal.append(ready("two"))
             os.kill(first.pid, signal.SIGCONT)
-            said = told(first, "never")
+            said = answer(first, "never")
             assert said.startswith(f"another process (process {os.getpid()} on "), said
             assert (
                 f"has taken over the study in {store}, since this one was not heard from for longer than its lease of 1 s"
                 in said
             )
-            assert told(first, "never") == said
+            assert answer(first, "never") == said
             journal.append(ready("three"))
         first.communicate("")
     assert tokens(store) == ["one", "two", "three"]

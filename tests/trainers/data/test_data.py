@@ -35,6 +35,7 @@ from batchscout.trainers.files import StorageLost
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 from tests.support.every import for_every
 from tests.support.map_style import map_style_sets
+from tests.support.processes import next_line
 from tests.support.storage import Call, failing, on_failing_storage
 
 ROOT = Path(__file__).parents[3]
@@ -297,8 +298,7 @@ def test_processes_that_race_leave_one_valid_entry(text_file: Path, cache: Path)
     command = [sys.executable, "-W", "error", "-c", program]
     racers = [subprocess.Popen(command, cwd=ROOT, text=True, stdin=PIPE, stdout=PIPE, stderr=PIPE) for _ in range(2)]
     for racer in racers:
-        assert racer.stdout is not None
-        assert racer.stdout.readline() == "ready\n"
+        assert next_line(racer) == "ready\n"
     for racer in racers:
         assert racer.stdin is not None
         racer.stdin.write("go\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import next_line
 from tests.support.storage import fault, interposed_library
 
 # A process that says when it builds, and then builds no further until it is told to.
@@ -45,8 +46,7 @@ class Process:
         assert self.says() == "asks"
 
     def says(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+        return next_line(self._process).strip()
 
     def go_on(self) -> None:
         assert self._process.stdin is not None

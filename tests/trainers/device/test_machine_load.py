@@ -21,6 +21,7 @@ from batchscout.trainers.device.machine_load import (
     disturbance,
     read_cpu_seconds,
 )
+from tests.support.processes import next_line
 
 STAT = """cpu  100 0 0 900 0 0 0 0 0 0
 cpu0 10 20 30 1000 500 4 6 70 5 0
@@ -167,9 +168,8 @@ def hog() -> Iterator[None]:
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     process = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
-    assert process.stdout is not None
     try:
-        process.stdout.readline()
+        next_line(process)
         yield
     finally:
         process.kill()
