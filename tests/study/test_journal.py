@@ -55,6 +55,12 @@ def ready(token: str, seconds: float = 1.0) -> ClusterReady:
     return ClusterReady(token=token, seconds=seconds)
 
 
+def write(path: Path, *events: Event) -> None:
+    with Journal(path, "s") as journal:
+        for event in events:
+            journal.append(event)
+
+
 def events_of(path: Path) -> list[Event]:
     return [line.event for line in read_lines(path)]
 
@@ -113,11 +119,9 @@ def test_what_has_ended_never_changes(tmp_path: Path) -> None:
 @for_every(cut=range(1, 40))
 def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on_from_there(tmp_path: Path, cut: int) -> None:
     path = tmp_path / f"{cut}.jsonl"
-    with Journal(path, "s") as journal:
-        journal.append(ready("a"))
+    write(path, ready("a"))
     whole = path.read_bytes()
-    with Journal(path, "s") as journal:
-        journal.append(ready("b"))
+    write(path, ready("b"))
     path.write_bytes(path.read_bytes()[: len(whole) + cut])
     assert list(replay(path, "s").ready) == ["a"]
     with Journal(path, "s") as journal:
@@ -127,11 +131,8 @@ def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on_from_there(tmp
 
 
 @pytest.mark.parametrize("damage", [b'{"kind": "fac', b"\x00\x00\x00\n", b"\xff\xfe\n", b"\n", b"7\n"])
-def test_a_torn_middle_line_is_an_error_that_names_the_line(tmp_path: Path, damage: bytes) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path, "s") as journal:
-        for value in range(5):
-            journal.append(ready(str(value)))
+def test_a_torn_middle_line_is_an_error_that_names_the_line(path: Path, damage: bytes) -> None:
+    write(path, *(ready(str(value)) for value in range(5)))
     lines = path.read_bytes().splitlines(keepends=True)
     lines[2] = damage if damage.endswith(b"\n") else damage + b"\n"
     path.write_bytes(b"".join(lines))
@@ -143,20 +144,16 @@ def test_a_torn_middle_line_is_an_error_that_names_the_line(tmp_path: Path, dama
     assert path.read_bytes() == before, "a damaged journal is left as it is"
 
 
-def test_a_journal_that_could_not_be_read_is_not_locked_for_ever(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_journal_that_could_not_be_read_is_not_locked_for_ever(path: Path) -> None:
     path.write_bytes(b"not json\n" * 3)
     for _ in range(2):
         with pytest.raises(ValueError, match="line 1 of"):
             Journal(path, "s")
 
 
-def test_no_flipped_bit_is_taken_for_what_was_written(tmp_path: Path) -> None:
+def test_no_flipped_bit_is_taken_for_what_was_written(path: Path) -> None:
     """Each bit of a line in the middle, the checksum's own included."""
-    path = tmp_path / "journal.jsonl"
-    with Journal(path, "s") as journal:
-        for token in ("a", "b", "c"):
-            journal.append(ready(token, 3.5))
+    write(path, *(ready(token, 3.5) for token in "abc"))
     first, line, last = path.read_bytes().splitlines(keepends=True)
     for place in range(8 * (len(line) - 1)):  # all but its end, without which it is one with the next
         flipped = bytearray(line)
@@ -166,12 +163,9 @@ def test_no_flipped_bit_is_taken_for_what_was_written(tmp_path: Path) -> None:
             replay(path, "s")
 
 
-def test_a_damaged_last_line_is_left_out_and_said_for_good(tmp_path: Path) -> None:
+def test_a_damaged_last_line_is_left_out_and_said_for_good(path: Path) -> None:
     """Each bit of it. Readers are told, too, before and after a writer has put the notice in its place."""
-    path = tmp_path / "journal.jsonl"
-    with Journal(path, "s") as journal:
-        journal.append(ready("a"))
-        journal.append(ready("b"))
+    write(path, ready("a"), ready("b"))
     first, line = path.read_bytes().splitlines(keepends=True)
     for place in range(8 * (len(line) - 1)):  # all but its end, without which it is torn
         flipped = bytearray(line)
@@ -206,9 +200,8 @@ def open_in(path: str, num_bytes: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 10])
-def test_a_damaged_line_stays_where_the_disk_refuses_what_is_to_stand_in_its_place(tmp_path: Path, room: int) -> None:
+def test_a_damaged_line_stays_where_the_disk_refuses_what_is_to_stand_in_its_place(path: Path, room: int) -> None:
     """So the next writer tells of it. room: how many bytes of the notice the disk takes."""
-    path = tmp_path / "journal.jsonl"
     with Journal(path, "s") as journal:
         for number in range(20):  # longer than the lease beside it, which has room under the same limit
             journal.append(ready(f"a{number}"))
@@ -237,12 +230,9 @@ def with_another_id(journal: Path, trial_id: str) -> None:
     journal.write_bytes(b"".join([rewritten(first, id=trial_id), *others]))
 
 
-def test_the_id_of_a_trial_is_a_name_and_never_a_path(tmp_path: Path) -> None:
+def test_the_id_of_a_trial_is_a_name_and_never_a_path(path: Path) -> None:
     """Its directory is named after it, and what a concluded stage does not need is deleted there."""
-    path = tmp_path / "journal.jsonl"
-    with Journal(path, "s") as journal:
-        journal.append(TRIAL)
-        journal.append(ready("a"))
+    write(path, TRIAL, ready("a"))
     with_another_id(path, "grid-m4k1-none-lr1e+20-s-3")
     assert list(replay(path, "s").trials) == ["grid-m4k1-none-lr1e+20-s-3"]
     for trial_id in ("../../../victim", "a/b", ".hidden", "", "a b", "<b>a</b>"):
@@ -254,10 +244,8 @@ def test_the_id_of_a_trial_is_a_name_and_never_a_path(tmp_path: Path) -> None:
         assert repr(trial_id) in str(raised.value)
 
 
-def test_a_journal_of_a_later_format_is_refused_by_its_number_and_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path, "s") as journal:
-        journal.append(ready("a"))
+def test_a_journal_of_a_later_format_is_refused_by_its_number_and_left_as_it_is(path: Path) -> None:
+    write(path, ready("a"))
     later = FORMAT_VERSION + 1
     path.write_bytes(
         path.read_bytes() + line_of(json.dumps({"version": later, "kind": "dreamt", "time": 1.0}).encode())
@@ -271,22 +259,17 @@ def test_a_journal_of_a_later_format_is_refused_by_its_number_and_left_as_it_is(
 
 
 @pytest.mark.parametrize("version", [None, "2", 0.5])
-def test_a_version_that_is_no_number_of_a_format_is_named_with_its_line(tmp_path: Path, version: Any) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path, "s") as journal:
-        journal.append(ready("a"))
+def test_a_version_that_is_no_number_of_a_format_is_named_with_its_line(path: Path, version: Any) -> None:
+    write(path, ready("a"))
     path.write_bytes(rewritten(path.read_bytes(), version=version))
     for read in (replay, Journal):
         with pytest.raises(ValueError, match=r"line 1 of .* is no event that .* \(version: .* or restore the file"):
             read(path, "s")
 
 
-def test_a_last_line_that_a_later_version_wrote_is_refused_by_its_kind_and_not_cut_off(tmp_path: Path) -> None:
+def test_a_last_line_that_a_later_version_wrote_is_refused_by_its_kind_and_not_cut_off(path: Path) -> None:
     """It is whole, as its checksum says: no crash has torn it."""
-    path = tmp_path / "journal.jsonl"
-    with Journal(path, "s") as journal:
-        journal.append(ready("a"))
-        journal.append(ready("b"))
+    write(path, ready("a"), ready("b"))
     first, last = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + rewritten(last, kind="dreamt"))
     before = path.read_bytes()
@@ -314,12 +297,9 @@ def test_a_replay_holds_no_more_of_the_file_than_a_line(tmp_path: Path) -> None:
     assert most < held + io.DEFAULT_BUFFER_SIZE + 100_000, most - held
 
 
-def test_an_event_of_a_trial_that_nobody_proposed_is_refused(tmp_path: Path) -> None:
+def test_an_event_of_a_trial_that_nobody_proposed_is_refused(path: Path) -> None:
     """As after the line that proposed it was removed."""
-    path = tmp_path / "journal.jsonl"
-    with Journal(path, "s") as journal:
-        journal.append(TRIAL)
-        journal.append(Started(id="train-a"))
+    write(path, TRIAL, Started(id="train-a"))
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[1])
     said = r"line 1 of .* is about the trial 'train-a', which no line before it proposes; restore the file from a copy"
     with pytest.raises(ValueError, match=said):
@@ -330,8 +310,7 @@ def test_no_journal_is_an_empty_study(tmp_path: Path) -> None:
     assert replay(tmp_path / "journal.jsonl", "s") == Study("s")
 
 
-def test_what_append_came_back_from_survives_kill_9(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_what_append_came_back_from_survives_kill_9(path: Path) -> None:
     with writer(path, "once") as process:
         assert next_line(process) == "1\n"
         os.kill(process.pid, signal.SIGKILL)
@@ -339,8 +318,7 @@ def test_what_append_came_back_from_survives_kill_9(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [1, 7, 40])
-def test_kill_9_in_the_middle_of_writing_loses_nothing_that_was_true(tmp_path: Path, written: int) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_kill_9_in_the_middle_of_writing_loses_nothing_that_was_true(path: Path, written: int) -> None:
     with writer(path, "write") as process:
         while int(next_line(process)) < written:
             pass
@@ -354,8 +332,7 @@ def test_kill_9_in_the_middle_of_writing_loses_nothing_that_was_true(tmp_path: P
     assert "after" in replay(path, "s").ready
 
 
-def test_nan_and_infinity_never_reach_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_nan_and_infinity_never_reach_the_file(path: Path) -> None:
     metrics: dict[str, Any] = {"loss": math.nan, "noise_scale_high": math.inf, "samples_seen": 8}
     with Journal(path, "s") as journal:
         journal.append(TRIAL)
@@ -373,8 +350,7 @@ def test_nan_and_infinity_never_reach_the_file(tmp_path: Path) -> None:
     assert replay(path, "s") == live
 
 
-def test_what_ran_when_the_driver_died_waits_again(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_what_ran_when_the_driver_died_waits_again(path: Path) -> None:
     with Journal(path, "s") as journal:
         journal.append(TRIAL)
         journal.append(Started(id="train-a"))
@@ -463,8 +439,7 @@ def test_a_process_whose_directory_is_removed_halts_and_keeps_what_it_has(
 
 @pytest.mark.first
 @pytest.mark.slow
-def test_a_disk_that_is_full_halts_the_writer_for_good_and_tears_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_disk_that_is_full_halts_the_writer_for_good_and_tears_nothing(path: Path) -> None:
     said, appended = in_fresh_process(fill_up, str(path))
     assert 5 < appended < 20
     assert len(said) == 100 - appended, (

@@ -56,9 +56,8 @@ def follow_the_suspended(path: Path, storage: dict[str, str]) -> subprocess.Pope
 
 @pytest.mark.slow
 def test_a_suspended_driver_that_was_followed_notices_before_its_next_line_and_nothing_is_lost(
-    tmp_path: Path, storage: dict[str, str]
+    tmp_path: Path, path: Path, storage: dict[str, str]
 ) -> None:
-    path = tmp_path / "journal.jsonl"
     with writer(path, "told", LEASE_SECONDS, **storage) as first:
         assert answer(first, "one") == "written"
         os.kill(first.pid, signal.SIGSTOP)
@@ -80,8 +79,7 @@ def test_a_suspended_driver_that_was_followed_notices_before_its_next_line_and_n
 
 
 @pytest.mark.slow
-def test_a_driver_that_lives_keeps_its_lease_however_long_it_has_nothing_to_write(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_driver_that_lives_keeps_its_lease_however_long_it_has_nothing_to_write(path: Path) -> None:
     with writer(path, "told", "2") as first:
         for _ in range(3):
             time.sleep(2.2)  # longer than the lease
@@ -100,10 +98,9 @@ def in_a_container() -> tuple[str, ...]:
 
 @pytest.mark.slow
 def test_a_driver_in_another_container_of_this_machine_is_not_taken_for_one_that_has_ended(
-    tmp_path: Path, in_a_container: tuple[str, ...], storage: dict[str, str]
+    path: Path, in_a_container: tuple[str, ...], storage: dict[str, str]
 ) -> None:
     """Both are the first of their containers, and so is another process here."""
-    path = tmp_path / "journal.jsonl"
     with writer(path, "told", within=in_a_container, **storage) as first:
         for within in ((), in_a_container):
             locked, said = call_on(path, within=within, **storage)
@@ -132,8 +129,7 @@ def held_elsewhere(run_dir: Path, seconds: float = 60.0) -> None:
     (run_dir / ".lease" / "000007").write_text(json.dumps(told))
 
 
-def test_a_driver_on_another_machine_is_named_with_when_it_was_last_seen(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_driver_on_another_machine_is_named_with_when_it_was_last_seen(tmp_path: Path, path: Path) -> None:
     path.touch()
     began = time.time()
     held_elsewhere(tmp_path)
@@ -152,8 +148,7 @@ def test_a_driver_on_another_machine_is_named_with_when_it_was_last_seen(tmp_pat
     assert not isinstance(refused.value, RunsOut), "it has been heard of lately"
 
 
-def test_the_lease_of_a_driver_that_died_on_another_machine_runs_out(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_the_lease_of_a_driver_that_died_on_another_machine_runs_out(tmp_path: Path, path: Path) -> None:
     path.touch()
     began = time.time()
     held_elsewhere(tmp_path)
@@ -169,16 +164,14 @@ def test_the_lease_of_a_driver_that_died_on_another_machine_runs_out(tmp_path: P
         )
 
 
-def test_generations_grow_also_over_drivers_that_have_ended(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_generations_grow_also_over_drivers_that_have_ended(tmp_path: Path, path: Path) -> None:
     for number in (1, 2, 3):
         Journal(path, "s").close()
         assert [term.name for term in (tmp_path / ".lease").iterdir()] == [f"{number:06d}"]
 
 
-def test_who_follows_a_silent_driver_writes_into_a_file_that_the_other_has_not_open(tmp_path: Path) -> None:
+def test_who_follows_a_silent_driver_writes_into_a_file_that_the_other_has_not_open(tmp_path: Path, path: Path) -> None:
     """Suspended between its look at the lease and its write, it would write into the middle of what follows."""
-    path = tmp_path / "journal.jsonl"
     Journal(path, "s").close()
     for term in (tmp_path / ".lease").iterdir():
         term.unlink()
@@ -195,8 +188,7 @@ def test_who_follows_a_silent_driver_writes_into_a_file_that_the_other_has_not_o
     assert replay(path, "s").trials == {}
 
 
-def test_a_lease_that_could_not_be_written_keeps_nobody_out(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_lease_that_could_not_be_written_keeps_nobody_out(tmp_path: Path, path: Path) -> None:
     full = {"LD_PRELOAD": str(interposed_library()), **fault("write", ".lease/0", "ENOSPC")}
     said = subprocess.run(
         ["python", "-c", f"from batchscout.orchestrator.study.journal import *; Journal(Path({str(path)!r}), 's')"],

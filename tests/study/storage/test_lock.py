@@ -50,10 +50,9 @@ def test_a_second_writer_is_refused_while_the_first_lives_and_told_who_that_is(t
 
 
 @pytest.mark.parametrize("forked_by", ["fork", "library"])
-def test_a_fork_of_the_driver_does_not_keep_its_lock(tmp_path: Path, forked_by: str) -> None:
+def test_a_fork_of_the_driver_does_not_keep_its_lock(path: Path, forked_by: str) -> None:
     """User code has forked a helper, which lives on when the driver is killed: by Python, or by a library's own code, of
     which Python does not know."""
-    path = tmp_path / "journal.jsonl"
     with writer(path, forked_by) as driver:
         helper = int(next_line(driver))
         assert call_on(path)[0]
@@ -66,9 +65,8 @@ def test_a_fork_of_the_driver_does_not_keep_its_lock(tmp_path: Path, forked_by: 
             os.kill(helper, signal.SIGKILL)
 
 
-def test_a_journal_that_this_process_writes_is_not_opened_twice(tmp_path: Path) -> None:
+def test_a_journal_that_this_process_writes_is_not_opened_twice(tmp_path: Path, path: Path) -> None:
     """The kernel would give a process its own lock again, and take it when either file is closed."""
-    path = tmp_path / "journal.jsonl"
     with Journal(path, "s"):
         again = tmp_path / "." / "journal.jsonl"
         assert is_locked(again)
@@ -79,9 +77,8 @@ def test_a_journal_that_this_process_writes_is_not_opened_twice(tmp_path: Path) 
     assert call_on(path) == LET_IN
 
 
-def test_to_ask_for_the_lock_keeps_no_driver_out(tmp_path: Path) -> None:
+def test_to_ask_for_the_lock_keeps_no_driver_out(path: Path) -> None:
     """`status` asks while a driver may be starting."""
-    path = tmp_path / "journal.jsonl"
     path.touch()
     note_of(path).touch()
     with watched(path):
@@ -90,16 +87,14 @@ def test_to_ask_for_the_lock_keeps_no_driver_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_of_many_that_come_and_go_only_one_has_the_lock(tmp_path: Path) -> None:
+def test_of_many_that_come_and_go_only_one_has_the_lock(path: Path) -> None:
     """Whoever has opened the note just before it was removed must not take a lock that nobody else finds."""
-    path = tmp_path / "journal.jsonl"
     path.touch()
     assert sum(contend(path, num_processes=4)) > 30
 
 
-def test_a_driver_whose_note_was_removed_halts_before_it_writes_on(tmp_path: Path) -> None:
+def test_a_driver_whose_note_was_removed_halts_before_it_writes_on(path: Path) -> None:
     """Whoever removes it lets another driver in."""
-    path = tmp_path / "journal.jsonl"
     with Journal(path, "s") as journal:
         journal.append(RunBegan(token="a"))
         note_of(path).unlink()
@@ -115,8 +110,7 @@ def test_a_driver_whose_note_was_removed_halts_before_it_writes_on(tmp_path: Pat
     assert replay(path, "s").tokens == {"a"}
 
 
-def test_a_fork_that_ends_takes_no_lock_away(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_fork_that_ends_takes_no_lock_away(path: Path) -> None:
     with Journal(path, "s") as journal:
         child = os.fork()
         if child == 0:
@@ -127,8 +121,7 @@ def test_a_fork_that_ends_takes_no_lock_away(tmp_path: Path) -> None:
         assert call_on(path)[1].startswith(f"another process (process {os.getpid()} on ")
 
 
-def test_a_file_system_without_locks_lets_one_writer_in(tmp_path: Path, no_locks: dict[str, str]) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_a_file_system_without_locks_lets_one_writer_in(path: Path, no_locks: dict[str, str]) -> None:
     with writer(path, "hold", **no_locks) as first:
         locked, said = call_on(path, **no_locks)
         assert locked
@@ -139,17 +132,15 @@ def test_a_file_system_without_locks_lets_one_writer_in(tmp_path: Path, no_locks
 
 
 def test_on_a_file_system_without_locks_who_was_killed_is_followed_by_the_next(
-    tmp_path: Path, no_locks: dict[str, str]
+    path: Path, no_locks: dict[str, str]
 ) -> None:
-    path = tmp_path / "journal.jsonl"
     with writer(path, "hold", **no_locks) as first:
         os.kill(first.pid, signal.SIGKILL)
     assert call_on(path, **no_locks) == LET_IN
 
 
-def test_a_note_that_cannot_be_read_names_nobody(tmp_path: Path) -> None:
+def test_a_note_that_cannot_be_read_names_nobody(tmp_path: Path, path: Path) -> None:
     """An earlier version's driver has no lease."""
-    path = tmp_path / "journal.jsonl"
     with writer(path, "hold") as first:
         note_of(path).write_text('{"host": 5')
         for term in (tmp_path / ".lease").iterdir():
@@ -159,7 +150,6 @@ def test_a_note_that_cannot_be_read_names_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pid", [1, os.getpid()], ids=["the first process", "this process"])
-def test_with_locks_a_note_that_was_left_locks_nobody_out(tmp_path: Path, pid: int) -> None:
-    path = tmp_path / "journal.jsonl"
+def test_with_locks_a_note_that_was_left_locks_nobody_out(path: Path, pid: int) -> None:
     note_of(path).write_text(json.dumps({"host": socket.gethostname(), "pid": pid, "since": 0.0}))
     assert call_on(path) == LET_IN
