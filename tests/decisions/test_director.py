@@ -91,6 +91,13 @@ def test_a_frontier_probe_is_never_larger_than_the_data(tmp_path: Path) -> None:
 # Runs that are proposed at once
 
 
+def start_next(director: Director) -> Trial:
+    trial = next_trial(director)
+    assert trial is not None
+    director.on_started(trial.id)
+    return trial
+
+
 def states(study: Study, stage: str = "grid") -> dict[str, str]:
     return {trial.id: str(trial.state) for trial in study.of_stage(stage)}
 
@@ -366,9 +373,7 @@ def test_a_trial_whose_relay_is_lost_waits_and_is_the_next_to_run(tmp_path: Path
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         know(journal, found=KNOWN)
         director = director_of(config, journal, "train")
-        lost = next_trial(director)
-        assert lost is not None
-        director.on_started(lost.id)
+        lost = start_next(director)
         assert next_trial(director) is None, "one lane, one trial"
         director.on_relay_lost(lost.id, "its Tune actor was lost")
         waiting = journal.study.trials[lost.id]
@@ -384,13 +389,6 @@ def test_a_lost_relay_changes_nothing_of_a_trial_that_did_not_run(tmp_path: Path
         ended = journal.study.trials[trial.id]
         director.on_relay_lost(trial.id, "its Tune actor was lost")
         assert journal.study.trials[trial.id] == ended
-
-
-def start_next(director: Director) -> Trial:
-    trial = next_trial(director)
-    assert trial is not None
-    director.on_started(trial.id)
-    return trial
 
 
 class _Listener(Observer):
@@ -426,11 +424,8 @@ def test_a_trial_whose_machine_is_lost_waits_and_is_the_next_to_run(tmp_path: Pa
         trial = start_next(director)
         director.on_message(trial.id, INTERRUPTED)
         waiting = journal.study.trials[trial.id]
-        assert (waiting.state, waiting.cause, waiting.reason) == (
-            TrialState.WAITING,
-            Cause.INTERRUPTED,
-            INTERRUPTED.reason,
-        )
+        assert waiting.state is TrialState.WAITING
+        assert (waiting.cause, waiting.reason) == (Cause.INTERRUPTED, INTERRUPTED.reason)
         assert next_trial(director) == waiting
     assert replay(tmp_path / "journal.jsonl", "played").trials[trial.id] == waiting
 
@@ -491,16 +486,12 @@ def test_a_trial_told_to_stop_by_ctrl_c_waits_to_go_on(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         know(journal, found=KNOWN)
         director = director_of(config, journal, "train")
-        first = next_trial(director)
-        assert first is not None
-        director.on_started(first.id)
+        first = start_next(director)
         director.on_message(first.id, Message(outcome="stopped"))
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="second"))
         assert journal.study.trials[first.id].state is TrialState.WAITING
-        again = next_trial(director_of(config, journal, "train"))
-        assert again is not None
-        assert again.id == first.id
+        assert start_next(director_of(config, journal, "train")).id == first.id
 
 
 # A crash at any moment
@@ -658,9 +649,7 @@ def test_steps_that_are_taken_again_after_a_lanes_death_are_no_spike(tmp_path: P
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
         journal.append(RunBegan(token="first"))
         director = director_of(config, journal, "train")
-        trial = next_trial(director)
-        assert trial is not None
-        director.on_started(trial.id)
+        trial = start_next(director)
         batch = trial.config.effective_batch_size
         draw = random.Random(1)
         losses = tuple(5 - 0.01 * step + draw.uniform(-0.01, 0.01) for step in range(100))
@@ -753,17 +742,13 @@ def test_where_lanes_come_and_go_a_trial_is_started_for_each_that_is_there(tmp_p
         assert next_trial(director) is None, "no node has come"
         for number in (1, 2):
             there[0] = number
-            started = next_trial(director)
-            assert started is not None
-            director.on_started(started.id)
+            started = start_next(director)
             assert next_trial(director) is None
         there[0] = 1
         director.on_message(started.id, Message(outcome="interrupted", reason="its node has died"))
         assert next_trial(director) is None, "it waits for another node"
         there[0] = 2
-        again = next_trial(director)
-        assert again is not None
-        assert again.id == started.id
+        assert start_next(director).id == started.id
 
 
 def test_what_wants_lanes_are_the_trials_that_run_or_could_and_more_may_come_until_the_last_grid(
@@ -775,9 +760,7 @@ def test_what_wants_lanes_are_the_trials_that_run_or_could_and_more_may_come_unt
         with Journal(tmp_path / f"{more_may_come}.jsonl", config.name) as journal:
             director = director_of(config, journal, "grid")
             assert director.wanted().num_trials == 0
-            started = next_trial(director)
-            assert started is not None
-            director.on_started(started.id)
+            start_next(director)
             assert director.wanted() == Wanted(6, more_may_come)
 
 
