@@ -9,7 +9,7 @@ from torch import nn
 from tests.support import tiny
 
 
-def tiny_llama(vocab_size: int = 24) -> nn.Module:
+def tiny_llama(vocab_size: int = 24, max_position_embeddings: int = 16, use_cache: bool = True) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {
@@ -18,7 +18,8 @@ def tiny_llama(vocab_size: int = 24) -> nn.Module:
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
     }
-    return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, max_position_embeddings=16, **sizes))
+    sizes |= {"vocab_size": vocab_size, "max_position_embeddings": max_position_embeddings}
+    return LlamaForCausalLM(LlamaConfig(use_cache=use_cache, **sizes))
 
 
 def data() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from batchscout.trainers.checkpoints.checkpoint import load_newest
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT
+from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT, give_back, memory_of
+from batchscout.trainers.loop import train
 from batchscout.trainers.model.parallel import whole
 from batchscout.trainers.report import Answer, Report
 from batchscout.trainers.run import Run
@@ -97,6 +98,16 @@ def gradient_of_step(run: Run) -> Tensor:
     return seen[0]
 
 
+def peak_of_second_step(trial: TrialConfig) -> float:
+    """Peak bytes of a step of a run whose optimizer has its state."""
+    run = cpu_run(trial)
+    run.step()
+    give_back()
+    meter = memory_of(torch.device("cpu")).peak()
+    run.step()
+    return meter.peak_bytes()
+
+
 def sample_numbers(run: Run) -> list[int]:
     """The sample numbers that the run takes from now on; the list grows with its steps."""
     taken: list[int] = []
@@ -142,6 +153,20 @@ def stop_at(*rungs: int) -> Callable[[Report], Answer]:
         return Answer.STOP if stopped else Answer.GO_ON
 
     return report
+
+
+def train_until_killed(trial: TrialConfig, directory: Path, samples_seen: int) -> None:
+    """Its process dies when it reports so many samples."""
+
+    def die(report: Report) -> None:
+        if report.samples_seen == samples_seen:
+            raise KeyboardInterrupt
+
+    try:
+        train(trial, die, directory)
+    except KeyboardInterrupt:
+        return
+    raise AssertionError(f"it does not report {samples_seen} samples")
 
 
 def in_fresh_process(function: Callable[..., Any], *args: Any, **environment: str) -> Any:

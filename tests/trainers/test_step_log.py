@@ -16,10 +16,10 @@ from batchscout.trainers import loop
 from batchscout.trainers.files import StorageLost
 from batchscout.trainers.loop import train
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
-from batchscout.trainers.report import Answer, Report
+from batchscout.trainers.report import Answer
 from batchscout.trainers.step_log import Step, append, line_of, read_steps
 from tests.support.storage import failing, on_failing_storage
-from tests.support.tiny import config, cpu_run, in_fresh_process
+from tests.support.tiny import config, cpu_run, in_fresh_process, train_until_killed
 
 FULL: dict[str, Any] = {"sample_budget": 96, "rungs": (40, 64), "evaluations": (96,), "warmup_samples": 32}
 
@@ -56,14 +56,8 @@ def test_every_step_is_there_with_its_figures_to_seven_digits(tmp_path: Path) ->
 def test_a_run_that_was_stopped_and_killed_tells_the_steps_of_one_that_was_not(tmp_path: Path) -> None:
     trial = config(**FULL)
     train(trial, lambda report: None, tmp_path / "whole")
-
-    def die_at_64(report: Report) -> None:
-        if report.samples_seen == 64:
-            raise KeyboardInterrupt
-
     assert train(trial, lambda report: Answer.STOP, tmp_path / "parts") == Answer.STOP
-    with pytest.raises(KeyboardInterrupt):
-        train(trial, die_at_64, tmp_path / "parts")
+    train_until_killed(trial, tmp_path / "parts", 64)
     train(trial, lambda report: None, tmp_path / "parts")
     parts, whole = (without_waits(read_steps(tmp_path / name / "steps.jsonl")) for name in ("parts", "whole"))
     assert parts == whole

@@ -18,9 +18,16 @@ from batchscout.trainers.device.memory import give_back, memory_of
 from batchscout.trainers.files import StorageLost
 from batchscout.trainers.loop import train
 from batchscout.trainers.notices import NoticeKind
-from batchscout.trainers.report import Answer, Report
+from batchscout.trainers.report import Answer
 from tests.support.ranks import on_two_ranks
-from tests.support.tiny import assert_equal_bit_by_bit, config, in_fresh_process, newest_state, stop_at
+from tests.support.tiny import (
+    assert_equal_bit_by_bit,
+    config,
+    in_fresh_process,
+    newest_state,
+    stop_at,
+    train_until_killed,
+)
 
 BUDGET = 96
 STOPPABLE: dict[str, Any] = {
@@ -64,12 +71,7 @@ def test_a_run_stopped_at_two_rungs_ends_bit_by_bit_as_the_one_that_was_not(
 def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(
     tmp_path: Path, never_stopped: dict[str, Any]
 ) -> None:
-    def die_at_48(report: Report) -> None:
-        if report.samples_seen == 48:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(config(**STOPPABLE), die_at_48, tmp_path)
+    train_until_killed(config(**STOPPABLE), tmp_path, 48)
     train(config(**STOPPABLE), lambda report: None, tmp_path)
     assert_equal_bit_by_bit(final_state(tmp_path), never_stopped)
 

@@ -18,6 +18,7 @@ from batchscout.trainers.data.padding import Padded
 from batchscout.trainers.data.samples import load_data
 from batchscout.trainers.errors import DataFault
 from batchscout.trainers.model.losses import loss_function
+from tests.support.labelled import tiny_llama
 from tests.support.tiny import config, cpu_run
 
 HERE = "tests.trainers.data.test_packed_rows"
@@ -39,15 +40,7 @@ def sets(**kwargs: Any) -> tuple[Any, Any]:
 
 
 def llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes: dict[str, Any] = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    return LlamaForCausalLM(LlamaConfig(vocab_size=24, max_position_embeddings=64, use_cache=False, **sizes))
+    return tiny_llama(max_position_embeddings=64, use_cache=False)
 
 
 class SeesAll(nn.Module):

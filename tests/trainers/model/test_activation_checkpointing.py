@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
-from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT, give_back, memory_of
+from batchscout.trainers.device.memory import MALLOC_ENVIRONMENT
 from batchscout.trainers.model.activation_checkpointing import apply_to_blocks, selective_policy
 from batchscout.trainers.model.models import initial_module
 from tests.support.every import for_every
 from tests.support.ranks import on_two_ranks
-from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
+from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, peak_of_second_step, relative_error
 
 pytestmark = [
     # torch's own: its compiler imports torch.utils.mkldnn, which still uses torch.jit.
@@ -108,22 +108,13 @@ def test_attention_that_draws_dropout_is_computed_again(dropout: float, saved: b
 
 
 def peaks_of_a_step() -> dict[str, float]:
-    """Peak MiB of the second step (the optimizer's state is there) in each mode."""
-    peaks = {}
+    """In each mode."""
     large = {
         "model": {"target": "gpt", "kwargs": {"num_layers": 6, "num_heads": 4, "hidden_dim": 64}},
         "data": {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 64}},
         "micro_batch_size": 32,
     }
-    for mode in EAGER:
-        run = cpu_run(config(activation_checkpointing=mode, **large))
-        run.step()
-        give_back()
-        meter = memory_of(torch.device("cpu")).peak()
-        run.step()
-        peaks[mode] = meter.peak_bytes() / MIB
-        del run
-    return peaks
+    return {mode: peak_of_second_step(config(activation_checkpointing=mode, **large)) for mode in EAGER}
 
 
 @pytest.mark.slow
@@ -184,25 +175,17 @@ def test_the_model_as_one_graph_gives_the_same_gradient_on_two_ranks(tmp_path: P
 
 
 def peaks_of_what_is_compiled() -> dict[str, float]:
-    """Peak MiB of the second step with a large head."""
-    peaks = {}
-    for compiled in (False, "whole"):
-        data = {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 128, "vocab_size": 4096}}
-        run = cpu_run(config(model=ONE_BLOCK, compile=compiled, data=data, micro_batch_size=16))
-        run.step()
-        give_back()
-        meter = memory_of(torch.device("cpu")).peak()
-        run.step()
-        peaks[str(compiled)] = meter.peak_bytes() / MIB
-        del run
-    return peaks
+    """With a large head."""
+    data = {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 128, "vocab_size": 4096}}
+    large: dict[str, Any] = {"model": ONE_BLOCK, "data": data, "micro_batch_size": 16}
+    return {str(compiled): peak_of_second_step(config(compile=compiled, **large)) for compiled in (False, "whole")}
 
 
 @pytest.mark.compiled
 def test_head_and_loss_take_less_memory_in_one_graph_with_the_model() -> None:
     """16 x 128 x 4,096 logits in float32 are 32 MiB: eager code holds them, their logarithms and two gradients."""
     peaks = in_fresh_process(peaks_of_what_is_compiled)
-    assert peaks["whole"] < peaks["False"] - 30, peaks
+    assert peaks["whole"] < peaks["False"] - 30 * MIB, peaks
 
 
 def names(mode: str | float, **changes: Any) -> list[str]:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from batchscout.trainers.device.memory import give_back, memory_of
 from batchscout.trainers.model.chunked_loss import NUM_CHUNKS
 from batchscout.trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
 from batchscout.trainers.model.gpt import GPT
 from tests.support.ranks import on_two_ranks
-from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, relative_error
+from tests.support.tiny import config, cpu_run, gradient_of_step, in_fresh_process, peak_of_second_step, relative_error
 
 SPLIT = {"padded": True, "micro_batch_size": 4, "gradient_accumulation_steps": 2}
 LARGE_VOCABULARY = {"target": "tests.support.tiny:data", "kwargs": {"seq_len": 128, "vocab_size": 4096}}
@@ -94,16 +93,8 @@ def test_chunks_give_the_same_gradient_on_two_ranks(tmp_path: Path, parallel: st
 
 
 def peaks_of_a_step() -> dict[str, float]:
-    peaks = {}
-    for kind in ("whole", "chunked"):
-        run = cpu_run(config(model=gpt(kind), data=LARGE_VOCABULARY, micro_batch_size=16))
-        run.step()
-        give_back()
-        meter = memory_of(torch.device("cpu")).peak()
-        run.step()
-        peaks[kind] = meter.peak_bytes()
-        del run
-    return peaks
+    large: dict[str, Any] = {"data": LARGE_VOCABULARY, "micro_batch_size": 16}
+    return {kind: peak_of_second_step(config(model=gpt(kind), **large)) for kind in ("whole", "chunked")}
 
 
 @pytest.mark.slow

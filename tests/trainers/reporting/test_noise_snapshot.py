@@ -37,7 +37,7 @@ from tests.support.every import for_every
 from tests.support.gradients import known_windows
 from tests.support.ranks import on_two_ranks
 from tests.support.run_curves import steps_taken
-from tests.support.tiny import config, cpu_run, newest_state
+from tests.support.tiny import config, cpu_run, newest_state, train_until_killed
 
 # 200 samples in micro-batches of 1 allow 10 of them: five pairs.
 SHORT: dict[str, Any] = {
@@ -265,13 +265,7 @@ def test_an_unbroken_run_and_one_that_went_on_have_the_same_curve(tmp_path: Path
     """Killed after the snapshot at 400, whose report no checkpoint holds."""
     trial = config(**SHORT, rungs=(300,), noise_snapshots=(200, 400))
     _, expected = final_state(trial, tmp_path / "unbroken")
-
-    def dies(report: Report) -> None:
-        if report.samples_seen == 400:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(trial, dies, tmp_path / "killed")
+    train_until_killed(trial, tmp_path / "killed", 400)
     _, curve = final_state(trial, tmp_path / "killed")
     assert curve == expected
     assert [one.samples_seen for one in curve] == [200, 400]
