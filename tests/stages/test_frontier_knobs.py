@@ -162,7 +162,7 @@ def test_the_same_journal_gives_the_same_proposals() -> None:
         r"memory_knobs has optimizer_8bit for every trial, and the frontier's memory_knobs has bfloat16_weights; they exclude each "
         "other: leave one of them out",
     ),
-    ({"memory_knobs": ["optimizer_8bit", ROUNDED]}, r"bfloat16_weights and optimizer_8bit exclude each other; leave one"),
+    ({"memory_knobs": ["optimizer_8bit", ROUNDED]}, r"bfloat16_weights and optimizer_8bit exclude each other; leave one of them out of memory_knobs"),
 ])  # fmt: skip
 def test_a_wrong_knob_in_a_study_file_is_said_with_the_way_out(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
