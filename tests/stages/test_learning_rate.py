@@ -162,14 +162,6 @@ def test_a_rate_that_diverged_bounds_the_grid_so_the_best_beside_it_is_not_on_th
     assert not known.waiting(), "nothing beyond it is tried"
 
 
-def test_no_rate_that_finished_is_undetermined() -> None:
-    known = Known({"type": "learning_rate"})
-    for name in known.ids():
-        known.end(name, "failed", "lost")
-    assert not known.conclude().ok
-    assert known.conclude().reason.startswith("undetermined:")
-
-
 def test_where_no_run_comes_near_the_target_the_lowest_one_is_the_best() -> None:
     known = Known({"type": "learning_rate", **NO_PRUNER}, objective="target", target_loss=1.0)
     for loss, name in enumerate(known.ids(), start=3):

@@ -315,3 +315,12 @@ def test_proposing_is_pure() -> None:
 )
 def test_a_sentence_names_what_a_trainer_must_be_told_beside_activation_checkpointing(mode: Mode, said: str) -> None:
     assert mode.in_words() == said
+
+
+@pytest.mark.parametrize("stage", ["train", "learning_rate"])
+def test_a_stage_of_whose_runs_none_finished_is_undetermined(stage: str) -> None:
+    known = Known({"type": stage})
+    for name in known.ids():
+        known.end(name, "failed", "lost")
+    assert not known.conclude().ok
+    assert known.conclude().reason.startswith("undetermined:")

@@ -525,14 +525,6 @@ def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
     assert any(note.startswith("left out: effective batches 64, 128, 256: a full run has") for note in notes)
 
 
-def test_no_candidate_that_finished_is_undetermined() -> None:
-    known = Known({"type": "train"})
-    for name in known.ids():
-        known.end(name, "failed", "lost")
-    assert not known.conclude().ok
-    assert known.conclude().reason.startswith("undetermined:")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("too_high", [4, 16, 500])
 @pytest.mark.parametrize("max_runs", [5, 12])
