@@ -197,25 +197,23 @@ def test_a_module_that_would_hide_one_of_python_or_a_library_is_refused(
 
 
 def test_the_program_itself_imports_nothing_from_the_directory_that_it_is_typed_in(here: Path) -> None:
-    write(here / "token.py")
     write(here / "study.yaml", "{name: a, model: {target: gpt}, data: {target: python_stdlib}}")
-    command = [sys.executable, "-m", "batchscout", "plan", "study.yaml", "--no-memory"]
-    program = subprocess.run(
-        command, cwd=here, env=os.environ | {"PYTHONPATH": str(CLONE)}, capture_output=True, text=True, check=False
-    )
-    assert (program.returncode, "token.py would hide Python's own 'token'" in program.stderr) == (2, True), program
+    assert_refused_beside_token(here, "plan", "study.yaml", "--no-memory")
 
 
 @pytest.mark.parametrize("verb", ["plan", "run", "trial"])
 def test_no_script_is_watched_beside_such_a_module(here: Path, verb: str) -> None:
     """What it fails of then would be told as a fault of the script."""
-    write(here / "token.py")
     write(here / "train.py", "import tokenize\n")
     write(here / "study.yaml", "{name: a, from: {script: train.py}}")
-    command = [sys.executable, "-m", "batchscout", verb, "study.yaml"]
-    program = subprocess.run(
-        command, cwd=here, env=os.environ | {"PYTHONPATH": str(CLONE)}, capture_output=True, text=True, check=False
-    )
+    assert_refused_beside_token(here, verb, "study.yaml")
+
+
+def assert_refused_beside_token(here: Path, *arguments: str) -> None:
+    write(here / "token.py")
+    command = [sys.executable, "-m", "batchscout", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(CLONE)}
+    program = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
     assert (program.returncode, "token.py would hide Python's own 'token'" in program.stderr) == (2, True), program
 
 
