@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -98,15 +97,13 @@ def test_what_sys_exit_asks_for_is_said_as_the_shell_would_see_it(code: object, 
 # What becomes of the trial
 
 
-def die_twice(does: str, directory: Path, *, kills: int = 0, ranks: int = 1) -> Message:
+async def die_twice(does: str, directory: Path, *, kills: int = 0, ranks: int = 1) -> Message:
     """Run a trial on processes of which the last rank ends so, twice. kills: what the kernel counts each time."""
-
-    async def scene() -> Message:
-        dispatcher = Dispatcher(num_lanes=1)
-        await dispatcher.assign(Assignment("a", "{}", str(directory), "token", key="a"))
-        for turn in (1, 2, 3):
-            processes = [child_that(does) for _ in range(ranks)]
-            children = [process.__enter__() for process in processes]
+    dispatcher = Dispatcher(num_lanes=1)
+    await dispatcher.assign(Assignment("a", "{}", str(directory), "token", key="a"))
+    for turn in (1, 2, 3):
+        with ExitStack() as stack:
+            children = [stack.enter_context(child_that(does)) for _ in range(ranks)]
             for rank, child in enumerate(children):
                 host = Host("here", "", turn * kills, child.pid, process_endings.pid_namespace())
                 await dispatcher.introduce("lane", host, None, rank)
@@ -117,12 +114,8 @@ def die_twice(does: str, directory: Path, *, kills: int = 0, ranks: int = 1) -> 
                 children[-1].communicate()
                 said = f"rank {ranks - 1}: its process died without a message"
                 await dispatcher.group_died("lane", said, "trial", [ranks - 1])
-            for process in processes:
-                process.__exit__(None, None, None)
-        assert (await dispatcher.next_message("a")).notice is not None, "it survived the first"
-        return await dispatcher.next_message("a")
-
-    return asyncio.run(asyncio.wait_for(scene(), timeout=HANGS_AFTER_SECONDS))
+    assert (await dispatcher.next_message("a")).notice is not None, "it survived the first"
+    return await dispatcher.next_message("a")
 
 
 @needs_a_new_kernel
@@ -133,35 +126,35 @@ def die_twice(does: str, directory: Path, *, kills: int = 0, ranks: int = 1) -> 
         ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
     ],
 )
-def test_a_trial_that_fails_with_its_process_names_the_rank_and_how_it_ended(
+async def test_a_trial_that_fails_with_its_process_names_the_rank_and_how_it_ended(
     tmp_path: Path, does: str, text: str
 ) -> None:
-    ended = die_twice(does, tmp_path, ranks=2)
+    ended = await die_twice(does, tmp_path, ranks=2)
     assert (ended.outcome, ended.reason) == ("failed", f"it ended its lane 2 times; last: rank 1 {text}")
 
 
 @needs_a_new_kernel
-def test_a_crash_is_shown_with_the_file_that_has_its_stack(tmp_path: Path) -> None:
+async def test_a_crash_is_shown_with_the_file_that_has_its_stack(tmp_path: Path) -> None:
     (directory := tmp_path / "a trial").mkdir()
     logs = f"{str(crash_log(str(directory), 0, 1))[:-5]}{{os.getpid()}}.log"
     crash = f"import ctypes, faulthandler, os; faulthandler.enable(open(f{logs!r}, 'w')); ctypes.string_at(0)"
-    ended = die_twice(crash, directory)
+    ended = await die_twice(crash, directory)
     log = max(directory.iterdir(), key=lambda log: log.stat().st_mtime_ns)
     assert ended.reason.endswith(f"last: rank 0 was killed by SIGSEGV (its stack is in '{log}')"), "it can be pasted"
     assert "Segmentation fault" in log.read_text()
 
 
 @needs_a_new_kernel
-def test_the_kernel_ended_a_process_for_want_of_memory_if_it_counted_one_and_sent_sigkill(tmp_path: Path) -> None:
+async def test_the_kernel_ended_a_process_for_want_of_memory_if_it_counted_one_and_sent_sigkill(tmp_path: Path) -> None:
     """On whatever rank: the others may have died of that, and on the same host another process may have starved."""
-    starved = die_twice("import os; os.kill(os.getpid(), 9)", tmp_path, kills=1, ranks=2)
+    starved = await die_twice("import os; os.kill(os.getpid(), 9)", tmp_path, kills=1, ranks=2)
     assert (starved.outcome, starved.cause) == ("out_of_memory", Cause.HOST_MEMORY)
-    crashed = die_twice("import os; os.abort()", tmp_path, kills=1)
+    crashed = await die_twice("import os; os.abort()", tmp_path, kills=1)
     assert crashed.outcome == "failed"
     assert "SIGABRT" in crashed.reason
 
 
-def test_where_nobody_knows_the_end_the_counted_kill_and_rays_words_decide(tmp_path: Path) -> None:
+async def test_where_nobody_knows_the_end_the_counted_kill_and_rays_words_decide(tmp_path: Path) -> None:
     """As on an older kernel: nothing is watched."""
 
     async def scene(kills: int) -> Message:
@@ -176,22 +169,16 @@ def test_where_nobody_knows_the_end_the_counted_kill_and_rays_words_decide(tmp_p
         assert (await dispatcher.next_message("a")).notice is not None, "it survived the first"
         return await dispatcher.next_message("a")
 
-    assert asyncio.run(scene(kills=1)).outcome == "out_of_memory"
-    assert asyncio.run(scene(kills=0)).reason.endswith("last: rank 0: its process died without a message")
+    assert (await scene(kills=1)).outcome == "out_of_memory"
+    assert (await scene(kills=0)).reason.endswith("last: rank 0: its process died without a message")
 
 
-def test_processes_of_the_lane_are_not_watched_for_ever() -> None:
+async def test_processes_of_the_lane_are_not_watched_for_ever() -> None:
     """Each of them takes a file descriptor."""
-
-    async def scene() -> int:
-        dispatcher = Dispatcher(num_lanes=1)
-        for _ in range(100):
-            host = Host("here", "", 0, os.getpid(), process_endings.pid_namespace())
-            await dispatcher.introduce("lane", host)
-        return len(os.listdir("/proc/self/fd"))
-
-    before = len(os.listdir("/proc/self/fd"))
-    assert asyncio.run(scene()) < before + 20
+    before, dispatcher = len(os.listdir("/proc/self/fd")), Dispatcher(num_lanes=1)
+    for _ in range(100):
+        await dispatcher.introduce("lane", Host("here", "", 0, os.getpid(), process_endings.pid_namespace()))
+    assert len(os.listdir("/proc/self/fd")) < before + 20
 
 
 def test_a_process_is_watched_whatever_the_number_of_its_descriptor() -> None:
