@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,13 @@ def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BATCHSCOUT_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short name, for the sake of Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

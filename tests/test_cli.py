@@ -23,7 +23,7 @@ from batchscout.trainers.lines import line_of
 from tests.support.command_line import typed
 from tests.support.every import for_every
 from tests.support.lane_player import Player, director_of, know
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import python
 from tests.support.worlds import FIELD, KNOWN, field_config, field_with_accidents, run_at
 
 ROOT = Path(__file__).parents[1]
@@ -45,9 +45,7 @@ TINY: dict[str, Any] = {
 
 def batchscout(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Another process, as a user starts it."""
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment}
-    command = [sys.executable, "-m", "batchscout", *arguments]
-    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS)
+    return python("-m", "batchscout", *arguments, cwd=cwd, **{"COLUMNS": "200"} | environment)
 
 
 @pytest.fixture
@@ -81,10 +79,7 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
         "    except SystemExit as ended: assert ended.code == (2 if words == ['rnu'] else 0)\n"
         "print(sorted({'torch', 'ray', 'pydantic', 'numpy', 'wandb', 'rich', 'yaml', 'transformers'} & set(sys.modules)))"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True,
-        text=True,
-    )  # fmt: skip
+    found = python("-c", code, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines()[-1] == "[]"
     for verb in VERBS:
@@ -108,9 +103,7 @@ def test_reading_verbs_load_neither_torch_nor_ray(home: Path, run_dir: Path, arg
         "except SystemExit as ended: assert not ended.code\n"
         "print(sorted({'torch', 'ray'} & set(sys.modules)))"
     )
-    command = [sys.executable, "-c", code, arguments[0], argument, *arguments[1:]]
-    settings = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = subprocess.run(command, env=settings, cwd=home, capture_output=True, text=True)
+    found = python("-c", code, arguments[0], argument, *arguments[1:], cwd=home)
     assert found.stdout.splitlines()[-1] == "[]", found.stderr
 
 
@@ -598,10 +591,7 @@ cli.program()
 
 def test_a_directory_that_is_removed_while_a_library_asks_where_it_is_is_told_in_one_line(tmp_path: Path) -> None:
     (folder := tmp_path / "removed").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", REMOVED_MEANWHILE], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = python("-c", REMOVED_MEANWHILE, cwd=folder)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert "the current directory is gone" in done.stderr
     assert "cd to one that is there, and run the same command again" in done.stderr

@@ -8,7 +8,6 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from batchscout.orchestrator.environment import (
 )
 from batchscout.orchestrator.preflight import check_host
 from tests.support.every import for_every
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
@@ -32,17 +32,12 @@ NOBODYS = 54_321
 """The number of a user whom no machine has."""
 
 
-def typed(*words: str, having: Mapping[str, str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), **having}
-    return subprocess.run([sys.executable, *words], env=settings, cwd=cwd, capture_output=True, text=True, timeout=120)
-
-
 BREAKS_RAY = {"RAY_TRAIN_V2_ENABLED": "0", "PYTHONOPTIMIZE": "1", "PYTHONWARNINGS": "error"}
 
 
 @for_every(name=BREAKS_RAY)
 def test_a_setting_that_breaks_ray_is_named_in_a_line_before_ray_is_imported(name: str) -> None:
-    done = typed("-m", "batchscout", "run", QUICKSTART, having={name: BREAKS_RAY[name]})
+    done = python("-m", "batchscout", "run", QUICKSTART, cwd=ROOT, **{name: BREAKS_RAY[name]})
     (said,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert name in said.partition(";")[0]
@@ -53,7 +48,7 @@ def test_a_setting_that_breaks_ray_is_named_in_a_line_before_ray_is_imported(nam
     words=[("-m", "batchscout", "plan"), ("-m", "batchscout", "trial"), ("-c", "import batchscout; batchscout.find()")]
 )
 def test_so_it_is_by_all_that_import_ray(words: tuple[str, ...]) -> None:
-    done = typed(*words, QUICKSTART, having={"RAY_TRAIN_V2_ENABLED": "0"})
+    done = python(*words, QUICKSTART, cwd=ROOT, RAY_TRAIN_V2_ENABLED="0")
     assert "RAY_TRAIN_V2_ENABLED is '0'" in done.stderr.splitlines()[-1]
 
 
@@ -187,15 +182,8 @@ LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "1
 
 @pytest.mark.slow
 def test_a_trainer_waits_for_no_ranks_of_a_launcher_that_is_gone() -> None:
-    done = typed(
-        "-m",
-        "batchscout",
-        "plan",
-        "study.yaml",
-        "--no-memory",
-        cwd=ROOT / "examples/transformers_trainer",
-        having=LAUNCHED,
-    )
+    example = ROOT / "examples/transformers_trainer"
+    done = python("-m", "batchscout", "plan", "study.yaml", "--no-memory", cwd=example, **LAUNCHED)
     assert done.returncode == 0, done.stderr
     assert f"not used are {', '.join(sorted(LAUNCHED))}," in done.stderr.splitlines()[0]
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import math
-import os
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +31,7 @@ from batchscout.trainers.run import Run
 from batchscout.trainers.sources.settings import GROUPS, OwnRun
 from tests.support.every import for_every
 from tests.support.example_study import example_recommendation
+from tests.support.processes import apart, python
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -72,28 +70,13 @@ def test_an_answer_takes_a_few_lines_more(name: str, answer: str) -> None:
     assert lines_added(EXAMPLES / name, answer) <= MOST_LINES[answer]
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a short name, for the sake of Ray's sockets."""
-    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
-        yield Path(name)
-
-
-def run(folder: Path, short: Path, *command: str) -> str:
-    settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    settings |= {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(short), "BATCHSCOUT_CACHE": str(short / "cache")}
-    done = subprocess.run([sys.executable, *command], cwd=folder, env=settings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
-    return done.stdout
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=tier) for name, tier in WHOLE.items()])
 def test_an_object_that_trains_elsewhere_gets_a_whole_study(name: str, short: Path) -> None:
     pytest.importorskip(SCRIPTS[name])
     frontier = [f"stages.frontier.{change}" for change in SCALED_DOWN]
     changes = [part for change in (*frontier, *SHORT_STUDY) for part in ("--set", change)]
-    run(EXAMPLES / name, short, "-m", "batchscout", "run", "study.yaml", "--dir", str(short / "run"), *changes)
+    apart(EXAMPLES / name, short, "-m", "batchscout", "run", "study.yaml", "--dir", str(short / "run"), *changes)
     study = load(short / "run")
     assert study.is_over
     assert study.verdict.startswith("Train with micro-batch")
@@ -106,28 +89,25 @@ def test_an_object_that_trains_elsewhere_gets_a_whole_study(name: str, short: Pa
 def test_a_script_gets_a_whole_study_and_its_own_command_back(short: Path) -> None:
     folder = short / "scripts"
     shutil.copytree(EXAMPLES / "scripts", folder)
-    run(folder, short, "-m", "batchscout", "init", "vae.py", "--epochs", "2")
+    apart(folder, short, "-m", "batchscout", "init", "vae.py", "--epochs", "2")
     short_one = ["sample_budget=512", "real_run=null", "evaluation_samples=64", "stages=[{type: train, max_runs: 2}]"]
     changes = [part for change in short_one for part in ("--set", change)]
-    run(folder, short, "-m", "batchscout", "run", "study.yaml", "--dir", str(short / "run"), *changes)
+    apart(folder, short, "-m", "batchscout", "run", "study.yaml", "--dir", str(short / "run"), *changes)
     recommended = load(short / "run").recommendation
     assert recommended is not None
     *_, command = (
-        run(folder, short, "-m", "batchscout", "export", str(short / "run"), "--to", "script").strip().splitlines()
+        apart(folder, short, "-m", "batchscout", "export", str(short / "run"), "--to", "script").strip().splitlines()
     )
     values = f"--batch-size {recommended.micro_batch_size} --lr {recommended.learning_rate:.4g}"
     assert command.startswith("python vae.py --epochs 2 ")
     assert {*values.split()} <= {*command.split()}
-    run(folder, short, *shlex.split(command)[1:])
+    apart(folder, short, *shlex.split(command)[1:])
     assert {one.name for one in folder.iterdir()} == {"vae.py", "gan.py", "study.yaml"}
 
 
 def test_a_gan_is_no_study(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "scripts/gan.py", tmp_path)
-    command = [sys.executable, "-m", "batchscout", "init", "gan.py"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    done = python("-m", "batchscout", "init", "gan.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "two optimizers take turns (Adam and Adam), as those of a GAN do" in done.stderr
     assert [one.name for one in tmp_path.iterdir()] == ["gan.py"]
@@ -174,7 +154,7 @@ def test_a_lightning_script_runs_with_what_is_pasted_back(short: Path, monkeypat
     assert "batchscout." not in pasted
     script, _, _ = (folder / "train.py").read_text().partition("if __name__")
     (folder / "train.py").write_text(script + pasted + _FITTED)
-    told = json.loads(run(folder, short, "train.py").splitlines()[-1])
+    told = json.loads(apart(folder, short, "train.py").splitlines()[-1])
     assert told["rates"] == pytest.approx([3e-3 * min(n / 3.5, 1 - (n - 3.5) / 7) for n in range(8)])
     assert told["groups"] == [[[0.9, 0.99], 0.05], [[0.9, 0.99], 0.0]]
 
@@ -222,7 +202,7 @@ def test_a_trainers_script_runs_with_what_is_pasted_back(
     script, _, _ = before.replace(call, "args").partition("if __name__")
     top, _, make = script.partition("def make_trainer")
     (folder / "train.py").write_text(f"{top}{pasted}\n\ndef make_trainer{make}{_TRAINED}")
-    told = json.loads(run(folder, short, "train.py").splitlines()[-1])
+    told = json.loads(apart(folder, short, "train.py").splitlines()[-1])
     steps = math.ceil(told["samples"] / 4 / 2) * 2  # of two epochs
     assert (told["epochs"], told["steps"], told["report_to"]) == (2, steps, [])
     warmup = {"hf": 20 * 16 // 8, "trl": 0}[to]  # of 16 samples a step before, and 8 now
@@ -267,7 +247,7 @@ COUNTED_IN = {"lightning": "samples/s", "transformers_trainer": "tokens/s"}
 def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: Path) -> None:
     pytest.importorskip(SCRIPTS[name])
     changes = [part for change in SCALED_DOWN for part in ("--set", f"stages.frontier.{change}")]
-    out = run(EXAMPLES / name, short, "-m", "batchscout", "run", "speed.yaml", "--dir", str(short / "run"), *changes)
+    out = apart(EXAMPLES / name, short, "-m", "batchscout", "run", "speed.yaml", "--dir", str(short / "run"), *changes)
     study = load(short / "run")
     assert study.is_over
     assert study.verdict.startswith("frontier: micro-batch 4 with activation checkpointing none")
@@ -284,19 +264,19 @@ def test_a_script_finds_its_answer_and_goes_on_with_it(short: Path) -> None:
     text = (EXAMPLES / "nanogpt" / "study.py").read_text()
     own = script.read_text().partition("def get_batch")[0] + "\n" + _without_imports_of(text, "train")
     (short / "script.py").write_text(_with_stages(own, small))
-    first = run(short, short, "script.py")
+    first = apart(short, short, "script.py")
     assert "micro-batch 4 with activation checkpointing none" in first
     study = load(short / "runs" / "script")
     frame = study.trials()
     assert set(frame["state"]) == {"complete"}
     assert set(frame["micro_batch_size"]) == {4}
     lines = (study.run_dir / "journal.jsonl").read_bytes()
-    again = run(short, short, "script.py")
+    again = apart(short, short, "script.py")
     assert again.splitlines()[-1] == first.splitlines()[-1]
     assert (study.run_dir / "journal.jsonl").read_bytes() == lines, "nothing is measured twice"
     (short / "script.py").write_text(_with_stages(own, small).replace("nn.GELU()", "nn.ReLU()"))
     with pytest.raises(AssertionError, match="holds a study that began with another model"):
-        run(short, short, "script.py")
+        apart(short, short, "script.py")
 
 
 IN_PROCESS = {"vit": ("samples", 4), "cnn": ("samples", 6), "seq2seq": ("tokens", 4), "lora": ("tokens", 2)}

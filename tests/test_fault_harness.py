@@ -17,7 +17,7 @@ from tests.faults.laws import segments
 from tests.faults.own_cluster import flipped
 from tests.support.disk import NotHere
 from tests.support.memory_group import MemoryGroup
-from tests.support.processes import HANGS_AFTER_SECONDS, next_line
+from tests.support.processes import HANGS_AFTER_SECONDS, next_line, without_rays_settings
 from tests.support.storage import fault, interposed_library
 from tests.support.tiny import ROOT
 
@@ -101,7 +101,7 @@ SEVEN = ("--faults", "7", "--levels", "driver,lane,controller,relay,node,sigterm
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_a_study_that_is_struck_seven_times_loses_nothing() -> None:
-    settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    settings = without_rays_settings()
     with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as folder:  # where no other test looks for a cluster
         command = [sys.executable, "-m", "tests.fault_harness", *SEVEN]
         settings["RAY_TMPDIR"] = folder

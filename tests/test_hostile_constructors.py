@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, python
 from tests.support.studies import ON_TEXT
 
 pytestmark = pytest.mark.slow  # each starts the program, and that a first pass
@@ -55,9 +55,7 @@ def home(tmp_path: Path) -> Path:
 def said_to(home: Path, verb: str, **changes: Any) -> tuple[int, str]:
     """(exit code, all that was printed but for what `run` begins with) of a verb on a study of this directory."""
     (home / "study.yaml").write_text(yaml.safe_dump(STUDY | changes))
-    command = [sys.executable, "-m", "batchscout", verb, "study.yaml"]
-    settings = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=home, env=settings, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS)
+    done = python("-m", "batchscout", verb, "study.yaml", cwd=home)
     said = done.stdout.removeprefix("reading the data, building the model and predicting its memory\n") + done.stderr
     return done.returncode, said
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +35,7 @@ from replayed import Answer, replay
 from world_table import load
 
 from batchscout.orchestrator.stages.train.findings import TimeGain
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import python
 from tests.support.tiny import ROOT
 
 
@@ -335,18 +332,8 @@ def test_a_peer_spends_no_more_than_it_may_and_one_run(name: str) -> None:
 @pytest.mark.slow
 def test_the_last_line_has_the_promised_figures(table: Path) -> None:
     pytest.importorskip("optuna")
-    command = [
-        sys.executable,
-        str(ROOT / "benchmarks" / "recommendation.py"),
-        "--quick",
-        "--lanes",
-        "1",
-        "4",
-        "--tables",
-        table,
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS)
+    program = str(ROOT / "benchmarks" / "recommendation.py")
+    done = python(program, "--quick", "--lanes", "1", "4", "--tables", str(table))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     of_any = {"within_3_percent", "within_10_percent", "regret_time", "no_answer", "runs", "seconds"}

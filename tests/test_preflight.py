@@ -7,8 +7,6 @@ import itertools
 import math
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -39,7 +37,7 @@ from batchscout.trainers.model.gpt import GPT
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 from tests.support.command_line import typed
 from tests.support.every import for_every
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, python
 from tests.support.storage import fault, on_failing_storage
 from tests.support.studies import ON_TEXT
 
@@ -136,7 +134,6 @@ number = 7
 '''
 
 STUDY = ON_TEXT
-ROOT = Path(__file__).parents[1]
 ENDS_ITS_PROCESS = '''
 """A classifier whose forward is the last that a process does."""
 import ctypes, os
@@ -528,8 +525,7 @@ def test_a_forward_that_ended_the_process_of_its_first_pass_does_not_end_this_on
         "stages": [{"type": "frontier", "smallest": 2, "compile": [False], "activation_checkpointing": ["none"]}],
     }
     code = CHECKS.format(study=study, local=LOCAL, cluster=CLUSTER)
-    settings = os.environ | {"PYTHONPATH": str(ROOT)}
-    found = subprocess.run([sys.executable, "-c", code], cwd=home, env=settings, capture_output=True, text=True)
+    found = python("-c", code, cwd=home)
     assert found.returncode == 0, found.stderr
     crashed, left, rest = found.stdout.split("not ended\n")
     assert rest == ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from batchscout.orchestrator.installed import admitted
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,8 +24,7 @@ def version_where(path: Path) -> subprocess.CompletedProcess[str]:
         "except SystemExit as ended: assert not ended.code\n"
         "print(sorted({'torch', 'ray', 'pydantic', 'numpy', 'yaml'} & set(sys.modules)))"
     )
-    settings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)])}
-    return subprocess.run([sys.executable, "-c", code], env=settings, cwd=path, capture_output=True, text=True)
+    return python("-c", code, cwd=path, PYTHONPATH=os.pathsep.join([str(path), str(ROOT)]))
 
 
 def test_version_is_that_of_the_installation_and_loads_nothing_heavy(tmp_path: Path) -> None:
@@ -43,12 +42,11 @@ def test_a_version_that_was_installed_by_force_is_refused_with_both_numbers_and_
     forced = tmp_path / f"{library}-{number}.dist-info"
     forced.mkdir()
     (forced / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {library}\nVersion: {number}\n")
-    settings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     wanted = admitted(library)
     told = f"{library} {number} is installed, and {library}{wanted.specifier} is needed; pip install '{wanted}'"
 
     def typed(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, *words], env=settings, cwd=tmp_path, capture_output=True, text=True)
+        return python(*words, cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
 
     for verb in ("run", "plan", "trial"):
         done = typed("-m", "batchscout", verb, str(ROOT / "configs" / "quickstart.yaml"))

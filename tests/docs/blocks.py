@@ -27,6 +27,7 @@ from batchscout.orchestrator.study.events import FactsRead
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
 from docs.site.pages import RECORDED, ROOT, text_of
+from tests.support.processes import without_rays_settings
 
 LANGUAGES = {"sh", "console", "python", "yaml", "text"}
 _BLOCK = re.compile(
@@ -123,7 +124,7 @@ def _bash(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def _settings(folder: Path) -> dict[str, str]:
     """Return the environment of an active virtual environment in a wide window."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own = without_rays_settings()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return own | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1", "HOME": str(folder)}
 

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from tests.support.ports import free_ports
-from tests.support.processes import descendants, descended_from, read
+from tests.support.processes import descendants, descended_from, read, without_rays_settings
 from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
@@ -91,7 +91,7 @@ class Cluster:
 
 
 def settings_of(home: Path) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own = without_rays_settings()
     return own | {
         "HOME": str(home),
         "DESCENDS_FROM": str(home.parent),

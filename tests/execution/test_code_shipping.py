@@ -17,7 +17,7 @@ import pytest
 
 from batchscout.orchestrator.execution import code_shipping, local_cluster
 from tests.support.cluster_file import cluster_yaml, local_variant
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, python
 
 CLONE = Path(__file__).parents[2]
 NOBODY = 65534
@@ -103,10 +103,7 @@ except ValueError as error:
 
 
 def said_to_nobody(folder: Path) -> str:
-    command = [sys.executable, "-c", AS_NOBODY]
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | {"PYTHONPATH": str(CLONE)}, capture_output=True, text=True
-    )
+    done = python("-c", AS_NOBODY, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -211,9 +208,7 @@ def test_no_script_is_watched_beside_such_a_module(here: Path, verb: str) -> Non
 
 def assert_refused_beside_token(here: Path, *arguments: str) -> None:
     write(here / "token.py")
-    command = [sys.executable, "-m", "batchscout", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(CLONE)}
-    program = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+    program = python("-m", "batchscout", *arguments, cwd=here)
     assert (program.returncode, "token.py would hide Python's own 'token'" in program.stderr) == (2, True), program
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from batchscout.orchestrator.study.trial import TrialState
 from tests.faults.driver import Driver
-from tests.support.growing_cluster import GrowingCluster, growing_cluster, head_in_kuberay, without_rays_settings
-from tests.support.processes import until
+from tests.support.growing_cluster import GrowingCluster, growing_cluster, head_in_kuberay
+from tests.support.processes import until, without_rays_settings
 from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(720)]

@@ -19,7 +19,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.processes import HANGS_AFTER_SECONDS, descendants, listens_beyond_loopback, read, servers_among
+from tests.support.processes import (
+    HANGS_AFTER_SECONDS,
+    descendants,
+    listens_beyond_loopback,
+    read,
+    servers_among,
+    without_rays_settings,
+)
 from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
@@ -51,19 +58,12 @@ class Stopped:
     """Processes that outlived the study by too much."""
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short name, for the sake of Ray's sockets."""
-    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
-        yield Path(name)
-
-
 def start(folder: Path, environment: Mapping[str, str] | None = None, **changes: Any) -> subprocess.Popen[str]:
     """`batchscout run` with all that it writes, Ray's files and the cache included, in this folder. environment: what it has beside this
     process's."""
     (folder / "tmp").mkdir()
     (folder / "study.yaml").write_text(yaml.safe_dump(STUDY | changes))
-    settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    settings = without_rays_settings()
     settings |= {"PYTHONPATH": str(CLONE), "RAY_TMPDIR": str(folder / "tmp"), "BATCHSCOUT_CACHE": str(folder / "cache")}
     command = [sys.executable, "-m", "batchscout", "run", "study.yaml", "--dir", "run"]
     return subprocess.Popen(
@@ -219,21 +219,21 @@ def test_a_study_whose_code_takes_the_place_of_its_streams_says_its_answer_all_t
 
 
 @pytest.mark.cluster
-def test_a_study_whose_code_starts_ray_has_one_of_its_own(folder: Path) -> None:
+def test_a_study_whose_code_starts_ray_has_one_of_its_own(short: Path) -> None:
     """That one is open to others."""
-    starts = f"import ray; ray.init(num_cpus=1, _temp_dir={str(folder / 'theirs')!r}, ignore_reinit_error=True)"
-    (folder / "starts_ray.py").write_text(f"{starts}\n{UNRULY}")
+    starts = f"import ray; ray.init(num_cpus=1, _temp_dir={str(short / 'theirs')!r}, ignore_reinit_error=True)"
+    (short / "starts_ray.py").write_text(f"{starts}\n{UNRULY}")
     model = {"target": "starts_ray:Unruly", "kwargs": {"read": "starts_ray.py"}}
     data = {"target": "starts_ray:data", "kwargs": {}}
-    driver = start(folder, model=model, data=data, world_size=1, sample_budget=64)
+    driver = start(short, model=model, data=data, world_size=1, sample_budget=64)
     output, _ = driver.communicate(timeout=HANGS_AFTER_SECONDS)
     assert driver.returncode == 0, output
     assert "ending the Ray that your code has started" in output
 
 
 @pytest.mark.cluster
-def test_a_node_whose_memory_ray_calls_full_is_told_in_a_sentence(folder: Path) -> None:
-    driver = start(folder, {"RAY_memory_usage_threshold": "0.001"}, world_size=1)
+def test_a_node_whose_memory_ray_calls_full_is_told_in_a_sentence(short: Path) -> None:
+    driver = start(short, {"RAY_memory_usage_threshold": "0.001"}, world_size=1)
     output, _ = driver.communicate(timeout=HANGS_AFTER_SECONDS)
     assert driver.returncode == 1, output
     assert "than RAY_memory_usage_threshold says (0.001)" in " ".join(output.split())
@@ -252,11 +252,11 @@ def test_nothing_that_a_users_code_starts_outlives_the_study(unruly: Stopped) ->
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("server", ["gcs_server", "raylet"])
-def test_a_study_whose_cluster_dies_says_so_within_seconds_in_one_sentence(folder: Path, server: str) -> None:
+def test_a_study_whose_cluster_dies_says_so_within_seconds_in_one_sentence(short: Path, server: str) -> None:
     """Ray itself waits a minute for its gcs, and ends the driver with forty lines."""
-    driver = start(folder, world_size=1)
+    driver = start(short, world_size=1)
     try:
-        wait_until("started", folder, driver)
+        wait_until("started", short, driver)
         pids = descendants(driver.pid)
         (struck,) = servers_among(pids, server)
         os.kill(struck, signal.SIGKILL)
@@ -271,8 +271,8 @@ def test_a_study_whose_cluster_dies_says_so_within_seconds_in_one_sentence(folde
     assert f"Ray's {server} was killed by SIGKILL: the study's cluster is gone. Nothing is lost" in said
     assert "run the same command again (0 trials ended" in said
     assert len(output.splitlines()) < 12, output
-    assert (folder / "run/report.html").exists()
-    (lease,) = (folder / "run/.lease").iterdir()
+    assert (short / "run/report.html").exists()
+    (lease,) = (short / "run/.lease").iterdir()
     assert json.loads(lease.read_text())["released"], "a driver on another machine need not wait"
     assert outlives(pids, SECONDS_TO_BE_GONE) == []
 
@@ -286,12 +286,12 @@ def running_below(folder: Path) -> list[str]:
 @pytest.mark.cluster
 @pytest.mark.parametrize(("server", "number"), [("gcs_server", signal.SIGTERM), ("raylet", signal.SIGHUP)])
 def test_a_study_that_is_told_to_stop_while_ray_starts_says_how_to_go_on(
-    folder: Path, server: str, number: signal.Signals
+    short: Path, server: str, number: signal.Signals
 ) -> None:
     """Ray's own handlers would end the driver with 15, or abort it, and leave an agent for a minute."""
-    driver = start(folder, world_size=1)
+    driver = start(short, world_size=1)
     try:
-        while not any(title.split(" ")[0].endswith(f"/{server}") for title in running_below(folder)):
+        while not any(title.split(" ")[0].endswith(f"/{server}") for title in running_below(short)):
             assert driver.poll() is None, driver.communicate()[0]
             time.sleep(0.02)
         driver.send_signal(number)
@@ -302,6 +302,6 @@ def test_a_study_that_is_told_to_stop_while_ray_starts_says_how_to_go_on(
     assert "To go on, run the same command again" in output
     assert "Traceback" not in output
     deadline = time.monotonic() + SECONDS_TO_BE_GONE
-    while running_below(folder) and time.monotonic() < deadline:
+    while running_below(short) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert running_below(folder) == []
+    assert running_below(short) == []

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +24,7 @@ from batchscout.orchestrator.output.schemas import editors_line, schema_path
 from batchscout.trainers.before import source
 from batchscout.trainers.criteria import import_path
 from tests.support.command_line import typed
+from tests.support.processes import apart
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -354,22 +350,6 @@ def test_what_is_written_validates_and_says_what_each_key_is(name: str, machine:
         assert config.precision == ("bfloat16" if machine.has_gpu else "float32")
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a short name, for the sake of Ray's sockets."""
-    with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
-        yield Path(name)
-
-
-def batchscout(folder: Path, short: Path, *arguments: str) -> str:
-    settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    settings |= {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(short), "BATCHSCOUT_CACHE": str(short / "cache")}
-    command = [sys.executable, "-m", "batchscout", *arguments]
-    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
-    return done.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
@@ -384,8 +364,8 @@ def test_a_study_file_that_was_written_can_be_planned(
 ) -> None:
     pytest.importorskip(library)
     folder = example(name, short)
-    batchscout(folder, short, "init")
-    out = batchscout(folder, short, "plan", "study.yaml", *how)
+    apart(folder, short, "-m", "batchscout", "init")
+    out = apart(folder, short, "-m", "batchscout", "plan", "study.yaml", *how)
     assert "train: Which batch ends best at equal cost?" in out
     assert ("predicted peak memory" in out) == (name == "vit")
 
@@ -394,12 +374,23 @@ def test_a_study_file_that_was_written_can_be_planned(
 @pytest.mark.timeout(400)
 def test_a_study_file_that_was_written_runs(short: Path) -> None:
     folder = example("vit", short)
-    batchscout(folder, short, "init")
+    apart(folder, short, "-m", "batchscout", "init")
     stage = (
         "{type: frontier, smallest: 8, largest: 8, compile: [false], activation_checkpointing: [none], finalists: 1, "
         "rounds: 1, max_rounds: 1, memory_knobs: []}"
     )
-    batchscout(folder, short, "run", "study.yaml", "--dir", str(short / "run"), "--set", f"stages=[{stage}]")
+    apart(
+        folder,
+        short,
+        "-m",
+        "batchscout",
+        "run",
+        "study.yaml",
+        "--dir",
+        str(short / "run"),
+        "--set",
+        f"stages=[{stage}]",
+    )
     assert load(short / "run").verdict.startswith("frontier: micro-batch 8 with activation checkpointing none")
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from batchscout.orchestrator.launch import job
 from batchscout.orchestrator.launch.node import inherited, start_command, this_node
+from tests.support.processes import without_rays_settings
 from tests.support.studies import TINY, grid
 
 CLONE = Path(__file__).parents[2]
@@ -93,7 +94,7 @@ def test_without_a_token_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_study_runs_on_two_nodes_each_of_which_ends_its_own_ray(tmp_path: Path) -> None:
     study = TINY | {"sample_budget": 512, "stages": grid(learning_rate=[1e-3, 2e-3])}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own = without_rays_settings()
     settings = own | TASK | {
         "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1",
         "SKYPILOT_NUM_GPUS_PER_NODE": "0",

@@ -25,7 +25,7 @@ from batchscout.orchestrator.launch.node import start_command, this_node
 from batchscout.orchestrator.launch.slurm import SlurmJob, script
 from tests.support.command_line import typed
 from tests.support.ports import free_ports
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, without_rays_settings
 from tests.support.studies import TINY, grid
 
 CLONE = Path(__file__).parents[2]
@@ -153,7 +153,7 @@ def test_what_ray_said_on_a_node_that_never_joined_is_beside_the_logs_that_the_j
             "SLURM_JOB_ID": str(os.getpid()),
             "SLURM_CPUS_ON_NODE": "1",
         }
-        rest = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        rest = without_rays_settings()
         without_token = {"RAY_AUTH_MODE": "token", "HOME": folder, "RAY_TMPDIR": folder}
         with socket.create_server(("127.0.0.1", this_node(told).port)):
             command = [sys.executable, "-m", "batchscout.orchestrator.launch.node"]
@@ -256,7 +256,7 @@ class Slurm:
 
     @property
     def settings(self) -> dict[str, str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        own = without_rays_settings()
         # As in a job that was submitted with --export=NONE: its steps are given nothing of its environment.
         own |= {"SLURM_EXPORT_ENV": "NONE"}
         return own | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PYTHONPATH": str(CLONE)}

@@ -19,7 +19,7 @@ from typing import Any
 from ray.autoscaler.v2.sdk import get_cluster_status, request_cluster_resources
 
 from tests.support.ports import free_ports
-from tests.support.processes import descendants, read, servers_among
+from tests.support.processes import descendants, read, servers_among, without_rays_settings
 
 CLONE = Path(__file__).parents[2]
 SECONDS_TO_START = 120
@@ -102,11 +102,6 @@ def config_of(num_workers: int, address: str, idle_seconds: float) -> dict[str, 
         "head_start_ray_commands": [],
         "worker_start_ray_commands": [],
     }
-
-
-def without_rays_settings() -> dict[str, str]:
-    """Return this process's environment without what a study in it has had Ray set: a token that the cluster does not have, for one."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
 
 
 @contextlib.contextmanager

@@ -9,11 +9,13 @@ import platform
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import AnyStr
 
+ROOT = Path(__file__).parents[2]
 LISTENING = "0A"
 HANGS_AFTER_SECONDS = 200.0
 """What a test waits for that is to come at once. It costs nothing: only what hangs takes so long, and on a busy machine nothing else
@@ -107,6 +109,27 @@ def kernel_tells() -> bool:
     """True if it is new enough to tell how another's child ended."""
     major, minor = re.findall(r"\d+", platform.release())[:2]
     return (int(major), int(minor)) >= (6, 15)
+
+
+def without_rays_settings() -> dict[str, str]:
+    """Return this process's environment without what a study in it has had Ray set: a token that the cluster does not have, for one."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
+def python(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments in a process of its own, which has this clone's code wherever it is started."""
+    settings = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=HANGS_AFTER_SECONDS)
+
+
+def apart(folder: Path, rays: Path, *words: str) -> str:
+    """What Python with these arguments prints in a folder. rays: where Ray's files and the cache are."""
+    settings = without_rays_settings() | {"PYTHONPATH": str(ROOT)}
+    settings |= {"RAY_TMPDIR": str(rays), "BATCHSCOUT_CACHE": str(rays / "cache")}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
+    return done.stdout
 
 
 def next_line(process: subprocess.Popen[AnyStr]) -> AnyStr:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import HANGS_AFTER_SECONDS, descended_from, next_line
+from tests.support.processes import HANGS_AFTER_SECONDS, descended_from, next_line, python
 
 ROOT = Path(__file__).parents[2]
 STARTS = {
@@ -96,4 +96,4 @@ resource_tracker.ensure_running()
 end_descendants()
 assert resource_tracker._resource_tracker._check_alive()
 """
-    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+    assert python("-c", code).returncode == 0
