@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from batchscout.orchestrator.cli import main
 from batchscout.orchestrator.config.keys import StudyConfig
+from tests.support.command_line import Typed
 from tests.support.processes import HANGS_AFTER_SECONDS
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch, not imported yet: each core already has a test of its own
@@ -85,6 +87,20 @@ def short() -> Iterator[Path]:
     """A folder with a short name, for the sake of Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:
         yield Path(name)
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
+    """Calls the program as it is typed, in this process."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        printed, code = capsys.readouterr(), ended.value.code or 0
+        assert isinstance(code, int)
+        return code, printed.out, printed.err
+
+    return call
 
 
 @pytest.fixture(scope="session")

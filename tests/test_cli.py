@@ -20,7 +20,7 @@ from batchscout.orchestrator.study.events import Concluded, RunBegan
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.trainers.files import quoted
 from batchscout.trainers.lines import line_of
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 from tests.support.every import for_every
 from tests.support.lane_player import Player, director_of, know
 from tests.support.processes import python
@@ -147,16 +147,16 @@ def test_a_faulty_study_file_is_exit_code_2_and_one_message_in_a_real_process(ho
      "argument --min-nodes: 'no' is not a whole number of at least 1; batchscout run --help says what it takes"),
 ])  # fmt: skip
 def test_every_verb_says_what_is_wrong_and_what_would_be_right(
-    home: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+    home: Path, typed: Typed, arguments: tuple[str, ...], said: str
 ) -> None:
-    assert typed(capsys, *arguments) == (2, "", f"batchscout: {said}\n")
+    assert typed(*arguments) == (2, "", f"batchscout: {said}\n")
 
 
 # Status
 
 
-def test_status_json_has_exactly_the_promised_keys(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = typed(capsys, "status", str(run_dir), "--json")
+def test_status_json_has_exactly_the_promised_keys(run_dir: Path, typed: Typed) -> None:
+    code, out, err = typed("status", str(run_dir), "--json")
     assert (code, err) == (0, "")
     found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert list(found) == ["name", "is_running", "stages", "trials"]
@@ -168,32 +168,32 @@ def test_status_json_has_exactly_the_promised_keys(run_dir: Path, capsys: pytest
     assert all(trial["reason"] for trial in found["trials"] if trial["state"] in ("pruned", "out_of_memory", "paused"))
 
 
-def test_status_reads_only(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_reads_only(run_dir: Path, typed: Typed) -> None:
     """Also while the study runs and its last line is half written."""
     with (run_dir / "journal.jsonl").open("ab") as file:
         file.write(b'{"kind": "resu')
     before = (run_dir / "journal.jsonl").read_bytes()
-    code, out, _ = typed(capsys, "status", str(run_dir))
+    code, out, _ = typed("status", str(run_dir))
     assert code == 0
     assert "grid: stopped" in out, "nobody runs it"
     assert (run_dir / "journal.jsonl").read_bytes() == before
     assert sorted(path.name for path in run_dir.iterdir()) == [".lease", "journal.jsonl", "study.yaml"]
 
 
-def test_status_says_why_each_was_pruned(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_status_says_why_each_was_pruned(run_dir: Path, typed: Typed, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "250")
-    _, out, _ = typed(capsys, "status", str(run_dir))
+    _, out, _ = typed("status", str(run_dir))
     assert run_at(max(FIELD, key=lambda rate: FIELD[rate])) in out
     assert "the best 3 go on" in out
 
 
 @pytest.mark.parametrize("columns", [60, 110, 250])
 def test_status_keeps_every_word_and_the_width_of_the_terminal(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+    run_dir: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     """A reason is broken between words, beside the figures where there is room, and else below them."""
     monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = typed(capsys, "status", str(run_dir))
+    _, out, _ = typed("status", str(run_dir))
     trials = replay(run_dir / "journal.jsonl", "tiny").trials.values()
     assert all(" ".join(trial.explanation_beside_state.split()) in " ".join(out.split()) for trial in trials)
     figures = {line for line in out.splitlines() if line[2:].startswith("grid-")}
@@ -207,23 +207,23 @@ def test_status_keeps_every_word_and_the_width_of_the_terminal(
 
 @pytest.mark.parametrize("verb", ["status", "plan"])
 def test_no_sentence_is_broken_where_nothing_says_how_wide_it_may_be(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
+    run_dir: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     given = [str(run_dir)] if verb == "status" else [str(run_dir / "study.yaml"), "--no-memory"]
-    narrow = typed(capsys, verb, *given)[1]
+    narrow = typed(verb, *given)[1]
     monkeypatch.delenv("COLUMNS")
-    whole = typed(capsys, verb, *given)[1]
+    whole = typed(verb, *given)[1]
     assert len(whole.splitlines()) < len(narrow.splitlines())
     assert whole.split() == narrow.split()
 
 
-def test_a_study_that_is_over_is_shown_once_to_who_watches_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_that_is_over_is_shown_once_to_who_watches_it(typed: Typed) -> None:
     over = str(Path(__file__).parent / "golden" / "quickstart")
-    assert typed(capsys, "status", over, "--watch") == typed(capsys, "status", over)
+    assert typed("status", over, "--watch") == typed("status", over)
 
 
-def test_what_was_running_when_the_driver_ended_has_stopped(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_running_when_the_driver_ended_has_stopped(run_dir: Path, typed: Typed) -> None:
     """Programs are told by a key of its own whether anything runs: the states stay those of the journal."""
     running = [
         trial.id for trial in replay(run_dir / "journal.jsonl", "tiny").trials.values() if trial.state == "running"
@@ -232,12 +232,12 @@ def test_what_was_running_when_the_driver_ended_has_stopped(run_dir: Path, capsy
 
     def told() -> tuple[str, str, str, bool]:
         status, explained = (
-            typed(capsys, "status", str(run_dir))[1],
-            typed(capsys, "explain", str(run_dir), running[0])[1],
+            typed("status", str(run_dir))[1],
+            typed("explain", str(run_dir), running[0])[1],
         )
-        typed(capsys, "report", str(run_dir))
+        typed("report", str(run_dir))
         report = (run_dir / "report.html").read_text()
-        return status, explained, report, json.loads(typed(capsys, "status", str(run_dir), "--json")[1])["is_running"]
+        return status, explained, report, json.loads(typed("status", str(run_dir), "--json")[1])["is_running"]
 
     status, explained, report, is_running = told()
     assert not is_running
@@ -255,38 +255,34 @@ def test_what_was_running_when_the_driver_ended_has_stopped(run_dir: Path, capsy
 
 
 @pytest.mark.parametrize("words", [(), ("launch",)])
-def test_without_a_verb_the_help_is_shown(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
-    assert typed(capsys, *words) == typed(capsys, *words, "--help")
-    assert "example:" in typed(capsys)[1]
+def test_without_a_verb_the_help_is_shown(typed: Typed, words: tuple[str, ...]) -> None:
+    assert typed(*words) == typed(*words, "--help")
+    assert "example:" in typed()[1]
 
 
-def test_status_says_how_to_go_on_with_a_study_that_nobody_runs_unless_it_is_over(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_says_how_to_go_on_with_a_study_that_nobody_runs_unless_it_is_over(run_dir: Path, typed: Typed) -> None:
     idle = f"batchscout run {quoted(run_dir)}/study.yaml --dir {quoted(run_dir)}"
-    assert idle in typed(capsys, "status", str(run_dir))[1]
+    assert idle in typed("status", str(run_dir))[1]
     with Journal(run_dir / "journal.jsonl", "tiny") as journal:
-        assert idle not in typed(capsys, "status", str(run_dir))[1]
+        assert idle not in typed("status", str(run_dir))[1]
         journal.append(RunBegan(token="elsewhere", cluster_options=("--address", "auto")))
-    assert f"{idle} --address auto\n" in typed(capsys, "status", str(run_dir))[1]
+    assert f"{idle} --address auto\n" in typed("status", str(run_dir))[1]
     with Journal(run_dir / "journal.jsonl", "tiny") as journal:
         journal.append(Concluded(stage="frontier", ok=False, reason="nothing fits"))
-    assert idle not in typed(capsys, "status", str(run_dir))[1], "running it again would not change that"
+    assert idle not in typed("status", str(run_dir))[1], "running it again would not change that"
 
 
-def test_a_study_without_a_recommendation_has_a_report_too(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = typed(capsys, "report", str(run_dir))
+def test_a_study_without_a_recommendation_has_a_report_too(run_dir: Path, typed: Typed) -> None:
+    code, out, _ = typed("report", str(run_dir))
     assert (code, out) == (0, f"'{run_dir}/report.html'\n"), "a space is in its name"
     assert (run_dir / "report.html").read_text().startswith("<!")
     assert not (run_dir / "recommendation.json").exists()
 
 
-def test_two_studies_are_compared_beside_the_second_ones_report(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_studies_are_compared_beside_the_second_ones_report(run_dir: Path, tmp_path: Path, typed: Typed) -> None:
     other = tmp_path / "another"
     shutil.copytree(run_dir, other)
-    code, out, _ = typed(capsys, "report", str(run_dir), str(other))
+    code, out, _ = typed("report", str(run_dir), str(other))
     assert code == 0
     assert out.splitlines() == [
         f"There is nothing to compare yet: no recommendation in {run_dir.name} and another.",
@@ -297,8 +293,8 @@ def test_two_studies_are_compared_beside_the_second_ones_report(
 
 
 @pytest.mark.parametrize("verb", ["report", "compare"])
-def test_a_study_is_not_compared_with_itself(verb: str, run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = typed(capsys, verb, str(run_dir), str(run_dir))
+def test_a_study_is_not_compared_with_itself(verb: str, run_dir: Path, typed: Typed) -> None:
+    code, _, err = typed(verb, str(run_dir), str(run_dir))
     assert code == 2
     assert "is given twice; to compare, give the run directories of two studies" in err
 
@@ -314,9 +310,7 @@ def acting_on_a_terminal(text: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_control_characters_of_an_exception_reach_no_terminal_from_a_journal(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_of_an_exception_reach_no_terminal_from_a_journal(run_dir: Path, typed: Typed) -> None:
     """A journal that another version wrote, or another person."""
     said = {
         "version": 1,
@@ -329,7 +323,7 @@ def test_control_characters_of_an_exception_reach_no_terminal_from_a_journal(
     with (run_dir / "journal.jsonl").open("ab") as file:
         file.write(line_of(json.dumps(said, separators=(",", ":")).encode()))
     for arguments in (("status", str(run_dir)), ("run", str(run_dir / "study.yaml"), "--dir", str(run_dir))):
-        _, out, err = typed(capsys, *arguments)
+        _, out, err = typed(*arguments)
         assert acting_on_a_terminal(out + err) == set()
         assert f"it said: {SPELLED_OUT}" in out + err
 
@@ -354,34 +348,32 @@ def test_control_characters_of_an_exception_reach_no_terminal_from_the_users_cod
     assert r"\x1b]0;owned\x07\x1b[2J" in done.stderr
 
 
-def test_printed_paths_can_be_pasted(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_paths_can_be_pasted(run_dir: Path, typed: Typed) -> None:
     """Here with a space, a quotation mark and a bell."""
     there = run_dir.rename(run_dir.with_name("it's\x07 here"))
     with Journal(there / "journal.jsonl", "tiny") as journal:
         journal.append(Concluded(stage="grid", ok=True, reason="done"))
-    _, out, err = typed(capsys, "run", str(there / "study.yaml"), "--dir", str(there))
+    _, out, err = typed("run", str(there / "study.yaml"), "--dir", str(there))
     (line,) = [line for line in (out + err).splitlines() if "report:" in line]
     pasted = subprocess.run(["bash", "-c", f"ls -d {line.partition('report:')[2]}"], capture_output=True, text=True)
     assert pasted.stdout == f"{there}/report.html\n"
-    assert typed(capsys, "report", str(there))[1].strip() == line.partition("report:")[2].strip()
+    assert typed("report", str(there))[1].strip() == line.partition("report:")[2].strip()
 
 
 # Plan
 
 
-def test_plan_shows_stages_trials_and_what_is_skipped_and_starts_nothing(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_shows_stages_trials_and_what_is_skipped_and_starts_nothing(home: Path, typed: Typed) -> None:
     grid = {"type": "grid", "micro_batch_size": [4, 6], "effective_batch_size": [24, 32]}
     (home / "grid.yaml").write_text(yaml.safe_dump(TINY | {"stages": [grid]}))
-    code, out, err = typed(capsys, "plan", "grid.yaml", "--no-memory")
+    code, out, err = typed("plan", "grid.yaml", "--no-memory")
     assert (code, err) == (0, "")
     for name in ("grid-m4k6-none", "grid-m4k8-none", "grid-m6k4-none"):
         assert name in out
     assert "skipped: effective_batch_size (32) is not a multiple of micro_batch_size x world_size (6 x 1 = 6)" in out
     assert "at most 3 full runs of the time in which the baseline takes 32 samples" in out
     assert "cost:" not in out
-    _, out, _ = typed(capsys, "plan", "grid.yaml")
+    _, out, _ = typed("plan", "grid.yaml")
     assert "cost: at most" in out
     assert not (home / "runs").exists()
 
@@ -398,10 +390,10 @@ def test_what_a_models_library_draws_while_it_loads_is_in_no_log(home: Path) -> 
 
 
 @pytest.mark.slow
-def test_plan_predicts_the_memory_of_every_mode(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_predicts_the_memory_of_every_mode(home: Path, typed: Typed) -> None:
     stage = {"type": "frontier", "activation_checkpointing": ["none", "full"], "seq_len": [64]}
     (home / "lengths.yaml").write_text(yaml.safe_dump(TINY | {"stages": [stage]}))
-    code, out, err = typed(capsys, "plan", "lengths.yaml", "--set", "memory_limit=32MiB")
+    code, out, err = typed("plan", "lengths.yaml", "--set", "memory_limit=32MiB")
     assert (code, err) == (0, "")
     modes = ("none", "none-T64", "full", "full-T64")
     table = out[out.index("predicted peak memory") :]
@@ -415,24 +407,22 @@ def test_plan_predicts_the_memory_of_every_mode(home: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_plan_refuses_a_length_that_the_data_cannot_have(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_refuses_a_length_that_the_data_cannot_have(home: Path, typed: Typed) -> None:
     stage = {"type": "frontier", "seq_len": [1_000_000]}
     (home / "long.yaml").write_text(yaml.safe_dump(TINY | {"stages": [stage]}))
-    code, _, err = typed(capsys, "plan", "long.yaml")
+    code, _, err = typed("plan", "long.yaml")
     assert code == 2
     assert "one sample needs seq_len + 1 = 1000001; give more text or lower data.kwargs.seq_len" in err
 
 
 @pytest.mark.slow
-def test_plan_says_where_it_has_only_a_bound_or_nothing_to_predict(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_says_where_it_has_only_a_bound_or_nothing_to_predict(home: Path, typed: Typed) -> None:
     modes = yaml.safe_dump(TINY | {"stages": [{"type": "frontier", "activation_checkpointing": ["none", 0.5]}]})
     (home / "budget.yaml").write_text(modes)
-    _, out, _ = typed(capsys, "plan", "budget.yaml")
+    _, out, _ = typed("plan", "budget.yaml")
     rows = dict(re.findall(r"^ *(none|0\.5 \(<= none\)) +(.*?) *$", out, re.MULTILINE))
     assert rows["none"] == rows["0.5 (<= none)"] != ""
-    _, out, err = typed(capsys, "plan", "budget.yaml", "--set", "loss=tests.support.studies:reading_a_value")
+    _, out, err = typed("plan", "budget.yaml", "--set", "loss=tests.support.studies:reading_a_value")
     assert "not predictable" in out
     said = " ".join(out.split())
     assert said.count("memory cannot be predicted for this model: a training step of it reads a tensor's values") == 1
@@ -504,41 +494,37 @@ def test_accumulation_holds_one_gradient_more(home: Path) -> None:
     ],
 )
 def test_what_becomes_of_earlier_trials_is_said_on_the_cluster_too(
-    home: Path, capsys: pytest.CaptureFixture[str], launch: tuple[str, ...], written: str
+    home: Path, typed: Typed, launch: tuple[str, ...], written: str
 ) -> None:
     scheduler, *options = launch
-    code, *_ = typed(capsys, "launch", scheduler, "tiny.yaml", *options, "--retry-failed", "--keep-finished")
+    code, *_ = typed("launch", scheduler, "tiny.yaml", *options, "--retry-failed", "--keep-finished")
     assert code == 0
     assert "--retry-failed --keep-finished" in " ".join((home / "runs" / written).read_text().split())
 
 
-def test_trial_is_one_run_in_this_process_and_a_second_call_goes_on(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = typed(capsys, "trial", "tiny.yaml")
+def test_trial_is_one_run_in_this_process_and_a_second_call_goes_on(home: Path, typed: Typed) -> None:
+    code, out, err = typed("trial", "tiny.yaml")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert [line.split()[0] for line in lines] == ["16", "32"]
     assert all("val loss" in line for line in lines)
     checkpoints = list(home.glob("runs/tiny-trial/*/checkpoints/*.pt"))
     assert [path.name.split("-")[0] for path in checkpoints] == ["000000000032"]
-    code, again, _ = typed(capsys, "trial", "tiny.yaml")
+    code, again, _ = typed("trial", "tiny.yaml")
     assert code == 0
     assert again.splitlines()[-1].split()[:5] == lines[-1].split()[:5], "the same end, and no step in between"
     assert len(again.splitlines()) == 1
 
 
-def test_another_configuration_does_not_go_on_from_the_first_ones_checkpoint(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert typed(capsys, "trial", "tiny.yaml")[0] == 0
-    code, out, _ = typed(capsys, "trial", "tiny.yaml", "--set", "model.kwargs.num_layers=2")
+def test_another_configuration_does_not_go_on_from_the_first_ones_checkpoint(home: Path, typed: Typed) -> None:
+    assert typed("trial", "tiny.yaml")[0] == 0
+    code, out, _ = typed("trial", "tiny.yaml", "--set", "model.kwargs.num_layers=2")
     assert (code, len(out.splitlines())) == (0, 2)
 
 
-def test_trial_leaves_the_studys_own_directory_to_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert typed(capsys, "trial", "tiny.yaml")[0] == 0
-    code, _, err = typed(capsys, "run", "tiny.yaml", "--set", "loss=nowhere:loss")
+def test_trial_leaves_the_studys_own_directory_to_run(home: Path, typed: Typed) -> None:
+    assert typed("trial", "tiny.yaml")[0] == 0
+    code, _, err = typed("run", "tiny.yaml", "--set", "loss=nowhere:loss")
     assert code == 2
     assert "no module named 'nowhere'" in err
 
@@ -622,13 +608,11 @@ def test_a_directory_that_cannot_be_made_is_named_before_anything_starts(home: P
 
 
 @pytest.mark.parametrize("verb", [["status"], ["report"], ["export", "--to", "hf"]])
-def test_a_run_directory_that_cannot_be_looked_into_is_named_with_the_reason(
-    verb: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_directory_that_cannot_be_looked_into_is_named_with_the_reason(verb: list[str], typed: Typed) -> None:
     run_dir = "x" * 300
     file = "recommendation.json" if verb[0] == "export" else "study.yaml"
     said = f"batchscout: {run_dir}/{file} could not be read: File name too long; fix that, and run the same command again\n"
-    assert typed(capsys, *verb, run_dir) == (1, "", said)
+    assert typed(*verb, run_dir) == (1, "", said)
 
 
 def test_what_users_code_prints_while_a_study_is_planned_is_in_a_file_that_is_named(home: Path) -> None:
@@ -656,10 +640,10 @@ def test_what_users_code_prints_while_a_study_is_planned_is_in_a_file_that_is_na
 
 
 def test_what_is_typed_in_the_place_of_another_is_answered_with_what_to_type(
-    home: Path, run_dir: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, run_dir: Path, typed: Typed
 ) -> None:
-    assert "did you mean hf?" in typed(capsys, "export", str(run_dir), "--to", "huggingface")[2]
-    code, _, said = typed(capsys, "run", str(run_dir))
+    assert "did you mean hf?" in typed("export", str(run_dir), "--to", "huggingface")[2]
+    code, _, said = typed("run", str(run_dir))
     assert code == 2
     assert f"batchscout run '{run_dir}/study.yaml' --dir '{run_dir}'" in said
     for words in (
@@ -668,6 +652,6 @@ def test_what_is_typed_in_the_place_of_another_is_answered_with_what_to_type(
         ("export", "tiny.yaml", "--to", "hf"),
         ("explain", "tiny.yaml", "a"),
     ):
-        code, _, said = typed(capsys, *words)
+        code, _, said = typed(*words)
         assert code == 2
         assert "tiny.yaml is a file, and what a study has come to is in its run directory" in said

@@ -35,7 +35,7 @@ from batchscout.trainers.before.first_pass import FirstPass
 from batchscout.trainers.errors import Obstacle
 from batchscout.trainers.model.gpt import GPT
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 from tests.support.every import for_every
 from tests.support.processes import HANGS_AFTER_SECONDS, python
 from tests.support.storage import fault, on_failing_storage
@@ -184,10 +184,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in found}
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str, **changes: Any) -> tuple[int, str]:
+def run(typed: Typed, *arguments: str, **changes: Any) -> tuple[int, str]:
     """(exit code, what went to stderr) of `batchscout run` on a study of this directory."""
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | changes))
-    code, out, err = typed(capsys, "run", "study.yaml", *arguments)
+    code, out, err = typed("run", "study.yaml", *arguments)
     assert out in ("", "reading the data, building the model and predicting its memory\n")
     return code, err
 
@@ -267,19 +267,17 @@ BAD_IN_A_PASS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("changes", "said"), BAD_IN_A_PASS)
 def test_what_a_real_pass_shows_is_one_message_too(
-    home: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
+    home: Path, typed: Typed, changes: dict[str, Any], said: str
 ) -> None:
     """Whether the driver would have found the same, or not."""
-    test_bad_input_is_exit_code_2_and_one_message(home, capsys, changes, said)
+    test_bad_input_is_exit_code_2_and_one_message(home, typed, changes, said)
 
 
 @pytest.mark.usefixtures("passing")
 @pytest.mark.parametrize(("changes", "said"), BAD, ids=lambda value: value[:40] if isinstance(value, str) else "")
-def test_bad_input_is_exit_code_2_and_one_message(
-    home: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], said: str
-) -> None:
+def test_bad_input_is_exit_code_2_and_one_message(home: Path, typed: Typed, changes: dict[str, Any], said: str) -> None:
     before = files(home)
-    code, message = run(capsys, **changes)
+    code, message = run(typed, **changes)
     assert code == 2
     assert message.startswith("batchscout: ")
     assert message.count("batchscout: ") == 1
@@ -294,19 +292,19 @@ def test_bad_input_is_exit_code_2_and_one_message(
 @pytest.mark.parametrize(
     "changes", [{"model": {"target": "mine:not_a_module"}}, {"data": {"target": "mine:no_data"}}], ids=str
 )
-def test_a_plan_is_refused_as_the_run_would_be(changes: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    refused = run(capsys, **changes)
-    code, _, said = typed(capsys, "plan", "study.yaml")
+def test_a_plan_is_refused_as_the_run_would_be(changes: dict[str, Any], typed: Typed) -> None:
+    refused = run(typed, **changes)
+    code, _, said = typed("plan", "study.yaml")
     assert (code, said) == refused
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("passing", "home")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's memory is its own limit")
-def test_a_plan_of_more_memory_than_there_is_predicts_what_fits_into_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_more_memory_than_there_is_predicts_what_fits_into_it(typed: Typed) -> None:
     stages = [{"type": "frontier", "activation_checkpointing": ["none"], "compile": [False], "memory_knobs": []}]
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"memory_limit": "900GiB", "stages": stages}))
-    code, out, _ = typed(capsys, "plan", "study.yaml")
+    code, out, _ = typed("plan", "study.yaml")
     assert code == 0
     assert "largest in" in out
     assert "900 GiB" in out
@@ -317,10 +315,10 @@ def test_a_plan_of_more_memory_than_there_is_predicts_what_fits_into_it(capsys: 
 
 @pytest.mark.usefixtures("passing")
 def test_a_plan_says_that_the_machine_is_too_small_and_that_the_directory_holds_another_study(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, typed: Typed
 ) -> None:
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"world_size": 4096}))
-    code, _, said = typed(capsys, "plan", "study.yaml")
+    code, _, said = typed("plan", "study.yaml")
     assert code == 2
     assert re.search(
         r"^batchscout: world_size 4096 on 1 lane takes 4,096 [CG]PUs, and this machine has \d+; lower world_size, ",
@@ -331,11 +329,11 @@ def test_a_plan_says_that_the_machine_is_too_small_and_that_the_directory_holds_
         journal.append(proposed(Proposal("grid-m4k1", "grid", config, candidate="grid-m4k1")))
     before = files(home / "runs")
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | {"sample_budget": 64}))
-    code, _, said = typed(capsys, "plan", "study.yaml")
+    code, _, said = typed("plan", "study.yaml")
     assert code == 2
     assert "runs/mine holds another study:\n" in said
     assert "\n  sample_budget: 32768 there, 64 now\nchoose another --dir" in said
-    code, _, said = typed(capsys, "plan", "study.yaml", "--dir", "train.txt")
+    code, _, said = typed("plan", "study.yaml", "--dir", "train.txt")
     assert (code, said) == (2, f"batchscout: {home}/train.txt is no directory; choose another --dir\n")
     assert files(home / "runs") == before
 
@@ -423,21 +421,21 @@ def loss(module, batch):
 """
 
 
-def test_a_batch_larger_than_the_data_is_no_trial_either(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_larger_than_the_data_is_no_trial_either(typed: Typed) -> None:
     study = {
         "model": {"target": "mine:Model"},
         "data": {"target": "mine:three_samples"},
         "stages": [{"type": "frontier"}],
     }
     Path("study.yaml").write_text(yaml.safe_dump(STUDY | study | {"batch": {"micro_batch_size": 4}, "compile": False}))
-    code, _, said = typed(capsys, "trial", "study.yaml")
+    code, _, said = typed("trial", "study.yaml")
     assert code == 2
     assert "has 3 samples, fewer than one effective batch (4); add data" in said
 
 
-def test_a_constructor_that_ends_the_program_does_not_end_it_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_constructor_that_ends_the_program_does_not_end_it_without_a_word(typed: Typed) -> None:
     """Least of all with 0, which says that the study is done."""
-    code, message = run(capsys, model={"target": "mine:gives_up"})
+    code, message = run(typed, model={"target": "mine:gives_up"})
     assert code == 2
     assert message.startswith(
         "batchscout: model.target 'mine:gives_up' with model.kwargs {} exited with status 0 (sys.exit) (in "
@@ -446,8 +444,8 @@ def test_a_constructor_that_ends_the_program_does_not_end_it_without_a_word(caps
 
 
 @pytest.mark.usefixtures("passing")
-def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type(capsys: pytest.CaptureFixture[str]) -> None:
-    code, message = run(capsys, model={"target": "mine:fails_without_words"})
+def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type(typed: Typed) -> None:
+    code, message = run(typed, model={"target": "mine:fails_without_words"})
     assert code == 2
     assert "'mine:fails_without_words' with model.kwargs {} raised Speechless (in " in message
 
@@ -581,11 +579,11 @@ def test_so_is_one_that_does_not_come_in_the_first_pass(monkeypatch: pytest.Monk
 
 
 def test_a_missing_compiler_is_found_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.setenv("CXX", "/nonexistent/g++")
     compiled = [STUDY["stages"][0] | {"compile": [True]}]
-    code, message = run(capsys, stages=compiled)
+    code, message = run(typed, stages=compiled)
     assert code == 2
     assert re.search(
         r"torch.compile needs a C\+\+ compiler on a CPU, and there is no '/nonexistent/g\+\+'; install one .* name yours "
@@ -594,7 +592,7 @@ def test_a_missing_compiler_is_found_before_anything_starts(
     monkeypatch.delenv("CXX")
     (programs := tmp_path_factory.mktemp("programs")).joinpath("bash").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(programs))
-    code, message = run(capsys, stages=compiled)
+    code, message = run(typed, stages=compiled)
     assert (code, "there is no 'g++'" in message) == (2, True)
 
 
@@ -632,26 +630,24 @@ def test_a_machine_on_which_ray_could_start_no_process_is_named_before_it_tries(
 
 
 @pytest.mark.usefixtures("passing")
-def test_after_bad_input_the_mended_file_is_welcome_in_the_same_directory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_bad_input_the_mended_file_is_welcome_in_the_same_directory(typed: Typed) -> None:
     """Nothing had begun: the next message is about the next fault, not about another study."""
-    assert "'Modell'" in run(capsys, model={"target": "mine:Modell"})[1]
-    code, message = run(capsys, model={"target": "mine:Model"}, loss="mine:losss")
+    assert "'Modell'" in run(typed, model={"target": "mine:Modell"})[1]
+    code, message = run(typed, model={"target": "mine:Model"}, loss="mine:losss")
     assert code == 2
     assert "'losss'" in message
     assert "another study" not in message
 
 
 @pytest.mark.usefixtures("passing")
-def test_a_directory_that_holds_another_study_is_refused_with_the_difference(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(capsys, loss="mine:losss")[0] == 2
+def test_a_directory_that_holds_another_study_is_refused_with_the_difference(home: Path, typed: Typed) -> None:
+    assert run(typed, loss="mine:losss")[0] == 2
     with Journal(home / "runs/mine/journal.jsonl", "mine") as journal:
         journal.append(RunBegan(token="first"))
         config = base_trial(parse_study(STUDY, "the test's study"), None)
         journal.append(proposed(Proposal("grid-m4k1", "grid", config, candidate="grid-m4k1")))
     before = files(home / "runs")
-    code, message = run(capsys, loss="mine:losss", sample_budget=64, seeds=[0, 1])
+    code, message = run(typed, loss="mine:losss", sample_budget=64, seeds=[0, 1])
     assert code == 2
     assert "holds another study:\n" in message
     assert "  sample_budget: 32768 there, 64 now\n" in message
@@ -663,7 +659,7 @@ def test_a_directory_that_holds_another_study_is_refused_with_the_difference(
 
 
 def test_data_and_weights_that_changed_under_their_names_since_the_study_began_are_refused(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, typed: Typed
 ) -> None:
     def save_weights(seed: int) -> None:
         torch.manual_seed(seed)
@@ -677,14 +673,14 @@ def test_data_and_weights_that_changed_under_their_names_since_the_study_began_a
         journal.append(FactsRead(facts=replace(facts, inputs=data_files_of(config))))
         journal.append(proposed(Proposal("grid-m4k1", "grid", base_trial(config, None), candidate="grid-m4k1")))
     save_weights(1)
-    code, message = run(capsys, initial_weights="weights.pt")
+    code, message = run(typed, initial_weights="weights.pt")
     assert code == 2
     assert message.startswith(
         "batchscout: initial_weights has changed since this study began, so its trials would be compared with trials"
     )
     save_weights(0)
     (home / "train.txt").write_text("".join(f"another line {i}\n" for i in range(50)))
-    code, message = run(capsys, initial_weights="weights.pt")
+    code, message = run(typed, initial_weights="weights.pt")
     assert (code, message.partition(" since")[0]) == (
         2,
         "batchscout: data.kwargs.train, training data, validation data have changed",
@@ -712,16 +708,16 @@ def test_initial_weights_that_cannot_be_read_are_named(home: Path, by: Literal["
     assert said == f"StorageLost: {home}/weights.pt could not be read: Input/output error"
 
 
-def test_a_directory_that_is_not_ours_is_refused_and_left_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_is_not_ours_is_refused_and_left_alone(home: Path, typed: Typed) -> None:
     (home / "thesis").mkdir()
     (home / "thesis/chapter1.txt").write_text("It was a dark and stormy night.")
     (home / "file").write_text("x")
     before = files(home)
-    code, message = run(capsys, "--dir", "thesis")
+    code, message = run(typed, "--dir", "thesis")
     assert (code, message) == (
         2, f"batchscout: {home}/thesis is not empty and holds no study.yaml; choose another --dir, or empty it\n"
     )  # fmt: skip
-    code, message = run(capsys, "--dir", "file")
+    code, message = run(typed, "--dir", "file")
     assert (code, message) == (2, f"batchscout: {home}/file is no directory; choose another --dir\n")
     after = files(home)
     del after["study.yaml"]
@@ -729,11 +725,11 @@ def test_a_directory_that_is_not_ours_is_refused_and_left_alone(home: Path, caps
 
 
 @pytest.mark.usefixtures("passing")
-def test_a_study_that_another_process_runs_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, loss="mine:losss")[0] == 2
+def test_a_study_that_another_process_runs_is_refused(home: Path, typed: Typed) -> None:
+    assert run(typed, loss="mine:losss")[0] == 2
     before = files(home / "runs")
     with Journal(home / "runs/mine/journal.jsonl", "mine"):
-        code, message = run(capsys, loss="mine:losses")
+        code, message = run(typed, loss="mine:losses")
     assert files(home / "runs") == before, "another process's study.yaml is not touched"
     assert code == 2
     assert message.startswith("batchscout: another process (")

@@ -24,7 +24,7 @@ from batchscout.orchestrator.doctor.observe import (
 )
 from batchscout.orchestrator.execution.session import reachable_address
 from batchscout.orchestrator.verbs.helping import named_cluster
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 from tests.support.processes import HANGS_AFTER_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -157,6 +157,6 @@ def test_faults_of_this_machine_are_exit_code_1_and_all_else_is_looked_at_even_s
     assert list(tmp_path.iterdir()) == [tmp_path / "own.yaml"]
 
 
-def test_a_study_file_that_is_not_there_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, told = typed(capsys, "doctor", "nowhere.yaml")
+def test_a_study_file_that_is_not_there_is_bad_input(typed: Typed) -> None:
+    code, _, told = typed("doctor", "nowhere.yaml")
     assert (code, told) == (2, "batchscout: there is no study file nowhere.yaml; check the path, or leave it out\n")

@@ -23,7 +23,7 @@ from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subjec
 from batchscout.orchestrator.output.schemas import editors_line, schema_path
 from batchscout.trainers.before import source
 from batchscout.trainers.criteria import import_path
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 from tests.support.processes import apart
 
 ROOT = Path(__file__).parents[2]
@@ -252,8 +252,8 @@ def _in_one_line(path: Path) -> str:
     return " ".join(" ".join(line.strip().lstrip("#") for line in path.read_text().splitlines()).split())
 
 
-def test_a_folder_with_nothing_gives_an_example_to_fill_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = typed(capsys, "init", str(tmp_path))
+def test_a_folder_with_nothing_gives_an_example_to_fill_in(tmp_path: Path, typed: Typed) -> None:
+    code, out, err = typed("init", str(tmp_path))
     assert (code, err) == (0, "")
     assert out.startswith(
         "No model and no data were found: this is an example, whose placeholders are to be filled in.\n"
@@ -263,13 +263,13 @@ def test_a_folder_with_nothing_gives_an_example_to_fill_in(tmp_path: Path, capsy
     assert (tree["model"], tree["data"]) == ({"target": PLACEHOLDER}, {"target": PLACEHOLDER})
 
 
-def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path, typed: Typed) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("mine")
     said = f"batchscout: {path} is there already, and init does not overwrite it; name another file with --to, or remove it\n"
-    assert typed(capsys, "init", str(tmp_path)) == (2, "", said)
+    assert typed("init", str(tmp_path)) == (2, "", said)
     assert path.read_text() == "mine"
-    assert typed(capsys, "init", str(tmp_path), "--to", str(tmp_path / "other.yaml"))[0] == 0
+    assert typed("init", str(tmp_path), "--to", str(tmp_path / "other.yaml"))[0] == 0
     assert path.read_text() == "mine"
 
 
@@ -322,11 +322,9 @@ def test_an_import_path_says_which(what: str, keys: dict[str, Any], home: Path) 
         ("nowhere", "there is no folder nowhere; name one, or a callable as package.module:callable"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_found_is_named_with_what_would_do(
-    what: str, said: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_found_is_named_with_what_would_do(what: str, said: str, home: Path, typed: Typed) -> None:
     project(home, model=NET + "def what(): return 1\n")
-    code, out, err = typed(capsys, "init", what)
+    code, out, err = typed("init", what)
     assert (code, out) == (2, "")
     assert said in err
     assert not (home / "study.yaml").exists()
@@ -416,11 +414,9 @@ for epoch in range(1000):
 """
 
 
-def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(home: Path, typed: Typed) -> None:
     project(home, train=SCRIPT)
-    code, printed, _ = typed(capsys, "init", "train.py", "--to", "0.02")
+    code, printed, _ = typed("init", "train.py", "--to", "0.02")
     assert code == 0
     assert "model: Linear (15 parameters)" in printed
     assert "F.cross_entropy(net(x), y)" in printed
@@ -431,19 +427,19 @@ def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(
     assert (tree["sample_budget"], tree["real_run"]) == (8192, {"samples": 40_000})
     config = load_study(home / "study.yaml", [])
     assert (config.optimizer.lr, config.optimizer.reference_batch_size, config.optimizer.weight_decay) == (0.02, 8, 0.0)
-    code, _, said = typed(capsys, "plan", "study.yaml")
+    code, _, said = typed("plan", "study.yaml")
     assert code == 0
     assert "are others in every process" not in said, "what a script draws is the same in every process"
     assert {one.name for one in home.iterdir()} == {"train.py", "study.yaml"}
 
 
 @pytest.mark.slow
-def test_where_the_loss_alone_was_not_had_it_is_the_one_hole(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_the_loss_alone_was_not_had_it_is_the_one_hole(home: Path, typed: Typed) -> None:
     carried = "kept = torch.zeros(3)\nfor epoch"
     step = "out = net(x) + kept.detach()\n        kept = out.mean(0); F.cross_entropy(out, y).backward()"
     text = SCRIPT.replace("for epoch", carried).replace("F.cross_entropy(net(x), y).backward()", step)
     project(home, train=text, mine="def loss(module, batch): ...")
-    code, printed, _ = typed(capsys, "init", "train.py", "--to", "0.02")
+    code, printed, _ = typed("init", "train.py", "--to", "0.02")
     assert code == 0
     assert "its loss reads kept, which the step before has left" in printed
     text = (home / "study.yaml").read_text()
@@ -453,23 +449,19 @@ def test_where_the_loss_alone_was_not_had_it_is_the_one_hole(home: Path, capsys:
     assert (import_path(config.loss), config.optimizer.reference_batch_size) == ("mine:loss", 8)
 
 
-def test_past_the_time_limit_the_files_are_read(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_past_the_time_limit_the_files_are_read(home: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "LONGEST_SECONDS", 0.05)
     project(home, train=SCRIPT, net=NET)
-    code, printed, _ = typed(capsys, "init", "train.py", "--to", "0.02")
+    code, printed, _ = typed("init", "train.py", "--to", "0.02")
     assert code == 0
     assert "it was not done after 0 s" in printed
     assert "model" in yaml.safe_load((home / "study.yaml").read_text())
 
 
 @pytest.mark.slow
-def test_of_a_folder_the_script_that_makes_the_optimizer_is_watched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_folder_the_script_that_makes_the_optimizer_is_watched(tmp_path: Path, typed: Typed) -> None:
     project(tmp_path, **{"learn": SCRIPT.replace("required=True", "default=0.02"), "net": NET})
-    code, printed, error = typed(capsys, "init", str(tmp_path))
+    code, printed, error = typed("init", str(tmp_path))
     assert code == 0
     assert "learn.py makes the optimizer (torch.optim.Adam, line 11)" in error
     assert "model: Linear (15 parameters)" in printed
@@ -477,9 +469,9 @@ def test_of_a_folder_the_script_that_makes_the_optimizer_is_watched(
 
 
 @pytest.mark.slow
-def test_a_folder_whose_script_needs_arguments_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_whose_script_needs_arguments_is_read(tmp_path: Path, typed: Typed) -> None:
     project(tmp_path, train=SCRIPT, net=NET)
-    code, printed, _ = typed(capsys, "init", str(tmp_path))
+    code, printed, _ = typed("init", str(tmp_path))
     assert code == 0
     assert "the following arguments are required: --to" in printed
     assert "run batchscout init train.py with its arguments" in " ".join(printed.split())
@@ -506,11 +498,9 @@ def test_a_script_is_found_behind_whatever_launches_it(words: str, command: Comm
     assert command_in(words.split()) == command
 
 
-def test_a_script_that_is_no_study_is_refused_and_nothing_is_written(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_that_is_no_study_is_refused_and_nothing_is_written(home: Path, typed: Typed) -> None:
     project(home, train="import torch\nprint('done')\n")
-    code, _, error = typed(capsys, "init", "train.py")
+    code, _, error = typed("init", "train.py")
     assert code == 2
     assert "from.script train.py: no optimizer of torch was made" in error
     assert {one.name for one in home.iterdir()} == {"train.py"}

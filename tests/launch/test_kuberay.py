@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from batchscout.orchestrator.config.load import load_study
 from batchscout.orchestrator.launch.kuberay import CLONE, IMAGE_USER, KubeRayJob, manifest, resource_name
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 from tests.support.studies import TINY
 
 HERE = Path(__file__).parent
@@ -126,12 +126,12 @@ def test_what_kubernetes_would_refuse_is_refused(changes: dict[str, Any], said: 
 
 
 def test_the_verb_writes_a_manifest_with_the_study_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(yaml.safe_dump(TINY))
     asked = ("--image", "me/scout:1", "--claim", "runs", "--nodes", "2")
-    code, out, _ = typed(capsys, "launch", "kuberay", "study.yaml", *asked)
+    code, out, _ = typed("launch", "kuberay", "study.yaml", *asked)
     assert code == 0
     written = tmp_path / "runs" / "tiny.rayjob.yaml"
     assert f"kubectl replace --force -f {written}" in out

@@ -18,7 +18,7 @@ import yaml
 from batchscout.orchestrator.launch.over_ssh import SentStudy, make_token, run_command, status_command
 from tests.faults.driver import has
 from tests.support import ssh_site
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 from tests.support.machines import HOME, missing
 from tests.support.ssh_site import ON_THE_LAPTOP, Site
 from tests.support.studies import TINY, grid
@@ -68,9 +68,9 @@ def test_what_the_cluster_would_not_have_is_refused(clone: Path) -> None:
         SentStudy(Path("other.yaml"), "s", Path("mine/s.yaml"))
 
 
-def test_a_study_with_a_fault_reaches_no_cluster(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_with_a_fault_reaches_no_cluster(clone: Path, typed: Typed) -> None:
     Path("mine/s.yaml").write_text(yaml.safe_dump(TINY | {"what_is_this": 1}))
-    code, _, said = typed(capsys, "launch", "ray", "mine/s.yaml")
+    code, _, said = typed("launch", "ray", "mine/s.yaml")
     assert code == 2
     assert "what_is_this: no such key" in said
     assert not Path("~/.ray").expanduser().exists()

@@ -23,7 +23,7 @@ import yaml
 from batchscout.orchestrator.launch import job, node
 from batchscout.orchestrator.launch.node import start_command, this_node
 from batchscout.orchestrator.launch.slurm import SlurmJob, script
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 from tests.support.ports import free_ports
 from tests.support.processes import HANGS_AFTER_SECONDS, without_rays_settings
 from tests.support.studies import TINY, grid
@@ -174,12 +174,12 @@ def test_outside_of_a_job_it_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_slurm_the_script_is_written_and_the_message_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     Path("study.yaml").write_text(yaml.safe_dump(TINY))
-    code, _, said = typed(capsys, "launch", "slurm", "study.yaml", "--nodes", "2")
+    code, _, said = typed("launch", "slurm", "study.yaml", "--nodes", "2")
     assert code == 2
     written = tmp_path / "runs" / "tiny.sbatch"
     assert f"there is no sbatch on this machine, so {written} was written and not submitted" in said
@@ -201,21 +201,21 @@ def test_without_slurm_the_script_is_written_and_the_message_names_it(
 def test_every_rank_on_a_gpu_has_cpus_though_slurm_gives_a_task_one_that_asks_for_none(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    typed: Typed,
     asked: list[str],
     cpus: list[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(yaml.safe_dump(TINY))
-    code, *_ = typed(capsys, "launch", "slurm", "study.yaml", "--gpus-per-node", "4", "--dry-run", *asked)
+    code, *_ = typed("launch", "slurm", "study.yaml", "--gpus-per-node", "4", "--dry-run", *asked)
     assert code == 0
     options = directives((tmp_path / "runs" / "tiny.sbatch").read_text())
     assert [option for option in options if option.startswith("--cpus")] == cpus
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two"])
-def test_a_job_has_at_least_one_node(given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, said = typed(capsys, "launch", "slurm", "study.yaml", f"--nodes={given}")
+def test_a_job_has_at_least_one_node(given: str, typed: Typed) -> None:
+    code, _, said = typed("launch", "slurm", "study.yaml", f"--nodes={given}")
     assert code == 2
     assert f"argument --nodes: '{given}' is not a whole number of at least 1" in said
 

@@ -32,7 +32,7 @@ from batchscout.orchestrator.study.run_directory import trial_directory
 from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.config import DataConfig, ModelConfig, OptimizerConfig, Schedule, TrialConfig
 from batchscout.trainers.notices import NoticeKind
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 from tests.support.worlds import field_config
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -186,27 +186,27 @@ def test_what_a_trial_has_left_is_named_with_its_path(tmp_path: Path) -> None:
         ("zz", "has no trial 'zz'; all 38 names: batchscout status "),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = typed(capsys, "explain", str(GOLDEN / "quickstart"), name)
+def test_an_unknown_name_is_answered_with_the_nearest(name: str, said: str, typed: Typed) -> None:
+    code, out, err = typed("explain", str(GOLDEN / "quickstart"), name)
     assert (code, out) == (2, "")
     assert f"has no trial '{name}'; " in err
     assert said in err
 
 
-def test_a_study_without_trials_says_when_to_look_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_without_trials_says_when_to_look_again(tmp_path: Path, typed: Typed) -> None:
     shutil.copy(GOLDEN / "quickstart" / "study.yaml", tmp_path)
     (tmp_path / "journal.jsonl").touch()
-    code, _, err = typed(capsys, "explain", str(tmp_path), "one")
+    code, _, err = typed("explain", str(tmp_path), "one")
     assert code == 2
     assert err.endswith("has no trials yet; look again once batchscout status shows some\n")
 
 
 @pytest.mark.parametrize("columns", [50, 80, 120])
 def test_a_terminal_is_told_all_of_it_within_its_width(
-    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    columns: int, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    code, out, _ = typed(capsys, "explain", str(GOLDEN / "every_state"), RUNNING)
+    code, out, _ = typed("explain", str(GOLDEN / "every_state"), RUNNING)
     told = load(GOLDEN / "every_state").explain(RUNNING)
     assert code == 0
     assert all(len(line) <= columns for line in out.splitlines())
@@ -215,8 +215,8 @@ def test_a_terminal_is_told_all_of_it_within_its_width(
         assert text in words
 
 
-def test_programs_are_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = typed(capsys, "explain", str(GOLDEN / "every_state"), RUNNING, "--json")
+def test_programs_are_told_the_same(typed: Typed) -> None:
+    _, out, _ = typed("explain", str(GOLDEN / "every_state"), RUNNING, "--json")
     found: dict[str, Any] = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     told = load(GOLDEN / "every_state").explain(RUNNING)
     assert (found["state"], found["result"], found["metrics"]) == ("running", told.result, told.metrics)

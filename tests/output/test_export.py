@@ -29,7 +29,7 @@ from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import Schedule, TrialConfig
 from batchscout.trainers.sources.settings import GROUPS, OwnRun
 from batchscout.trainers.step.learning_rate import learning_rate_of_step
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 from tests.support.every import for_every
 from tests.support.example_study import ANSWER, example_recommendation
 
@@ -490,8 +490,8 @@ def test_what_cannot_let_the_batch_grow_says_so_and_where_it_would(to: str) -> N
 
 
 @pytest.mark.parametrize("to", TARGETS)
-def test_the_verb_exports_what_the_version_before_has_recommended(to: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = typed(capsys, "export", str(GOLDEN / "quickstart"), "--to", to)
+def test_the_verb_exports_what_the_version_before_has_recommended(to: str, typed: Typed) -> None:
+    code, out, _ = typed("export", str(GOLDEN / "quickstart"), "--to", to)
     assert code == 0
     assert "effective batch 4 = micro-batch 4 x accumulation 1 x ranks 1" in out
 

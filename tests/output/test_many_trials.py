@@ -18,7 +18,7 @@ from batchscout.orchestrator.stages.curves import MOST_CURVES, loss_curves
 from batchscout.orchestrator.stages.figures import names_of
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.trial import Trial, TrialState
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 
 NUM_TRIALS = 2_000
 
@@ -83,10 +83,8 @@ def test_the_page_says_how_many_alternatives_it_leaves_to_the_file(html: str, ru
     assert recommendation["alternatives"][0]["trial"] in html
 
 
-def test_status_shows_every_trial_in_a_line(
-    run_dir: Path, trials: list[Trial], capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, out, _ = typed(capsys, "status", str(run_dir))
+def test_status_shows_every_trial_in_a_line(run_dir: Path, trials: list[Trial], typed: Typed) -> None:
+    _, out, _ = typed("status", str(run_dir))
     states = {*TrialState}
     lines = [line[2:].split() for line in out.splitlines() if line[2:].startswith("grid-")]
     shown = [(line[0], line[1]) for line in lines if line[1] in states]

@@ -18,7 +18,7 @@ from batchscout.orchestrator.output.status import json_pieces
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.verbs.helping import SCHEMAS
-from tests.support.command_line import typed
+from tests.support.command_line import Typed
 from tests.support.every import for_every
 
 ROOT = Path(__file__).parents[2]
@@ -41,10 +41,8 @@ def test_the_files_are_what_the_types_make(name: SchemaName) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMA_NAMES)
-def test_a_schema_is_printed_as_it_is_and_names_its_version(
-    name: SchemaName, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, printed, _ = typed(capsys, "schema", name)
+def test_a_schema_is_printed_as_it_is_and_names_its_version(name: SchemaName, typed: Typed) -> None:
+    code, printed, _ = typed("schema", name)
     assert code == 0
     assert printed == schema_path(name).read_text()
     assert re.fullmatch(rf"urn:batchscout:schema:{name}:[1-9]\d*", json.loads(printed)["$id"])
