@@ -14,14 +14,13 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
 from batchscout.orchestrator.stages.grid import GridFindings
 from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFindings
-from batchscout.orchestrator.study.events import RunBegan
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.units import training_time_text
 from batchscout.trainers.config import DevicePeak, TrialConfig
 from tests.support.example_study import add_trial, conclude, end_trial, example_config, example_recommendation
-from tests.support.lane_player import Player, director_of, know, study_of
+from tests.support.lane_player import Player, director_of, play_study, study_of
 from tests.support.loss_worlds import IDEAL, LossWorld, throughput_of
 from tests.support.outcome import recommendation_of
 from tests.support.worlds import FRONTIER, World
@@ -43,18 +42,12 @@ def with_accidents(config: TrialConfig, samples: int) -> dict[str, Any]:
 
 def whole_study(path: Path, world: World = with_accidents) -> tuple[StudyConfig, Study]:
     config = study_of(stages=STAGES, sample_budget=4096)
-    with Journal(path, config.name) as journal:
-        journal.append(RunBegan(token="first"))
-        know(journal, found=(replace(FRONTIER, limit_bytes=10 * 2**20), RATES))
-        for stage in ("train", "learning_rate"):
-            Player(director_of(config, journal, stage), world).play()
-        return config, journal.study
+    return config, play_study(path, config, world, found=(replace(FRONTIER, limit_bytes=10 * 2**20), RATES))
 
 
 def recommended(path: Path, world: World = with_accidents) -> tuple[Recommendation, Study]:
     config, study = whole_study(path, world)
-    found = recommendation_of(config, study)
-    return found, study
+    return recommendation_of(config, study), study
 
 
 def test_the_recommendation_has_every_promised_key_and_its_numbers_agree(tmp_path: Path) -> None:

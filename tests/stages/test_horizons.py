@@ -23,12 +23,12 @@ from batchscout.orchestrator.stages.estimates.surface import Coordinates, Observ
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
 from batchscout.orchestrator.stages.horizons.longer import BATCH_DRIFT, RATE_DRIFT, Carried, Ended, carried, room_for
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
-from batchscout.orchestrator.study.events import FactsRead, RunBegan
+from batchscout.orchestrator.study.events import FactsRead
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.state import Study
 from tests.support.example_study import tell
-from tests.support.lane_player import Player, director_of, know, study_of
+from tests.support.lane_player import director_of, play_study, study_of
 from tests.support.loss_worlds import IDEAL, LossWorld
 from tests.support.outcome import found_by, recommendation_of
 
@@ -158,12 +158,7 @@ def played(
     config = study_of(
         stages=[{"type": "train"}], sample_budget=BUDGET, real_run={"samples": factor * BUDGET}, **changes
     )
-    with Journal(path / "journal.jsonl", config.name) as journal:
-        journal.append(RunBegan(token="first"))
-        know(journal, [rates or truth.rates(batches)])
-        for stage in config.stages:
-            Player(director_of(config, journal, stage.type), truth).play()
-        return config, journal.study
+    return config, play_study(path / "journal.jsonl", config, truth, [rates or truth.rates(batches)])
 
 
 def answer(config: StudyConfig, study: Study) -> tuple[HorizonsFindings, Recommendation]:
@@ -236,12 +231,8 @@ def test_a_real_run_that_meets_its_samples_more_often_than_any_that_was_measured
 
 def test_a_study_that_does_not_know_how_long_its_run_is_says_so(tmp_path: Path) -> None:
     config = study_of(stages=[{"type": "train"}], sample_budget=BUDGET)
-    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        journal.append(RunBegan(token="first"))
-        know(journal, [IDEAL.rates((8, 64))])
-        Player(director_of(config, journal, "train"), IDEAL).play()
-        recommendation = recommendation_of(config, journal.study)
-    assert recommendation.verdict.endswith(" For a longer run, give real_run.samples.")
+    study = play_study(tmp_path / "journal.jsonl", config, IDEAL, [IDEAL.rates((8, 64))])
+    assert recommendation_of(config, study).verdict.endswith(" For a longer run, give real_run.samples.")
 
 
 def test_it_is_recommended_in_the_mode_that_its_batch_was_timed_in(tmp_path: Path) -> None:

@@ -21,13 +21,12 @@ from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.stages.estimates.surface import PRIOR
 from batchscout.orchestrator.stages.regularization import RegularizationFindings, Setting
 from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFindings
-from batchscout.orchestrator.study.events import RunBegan
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.trainers.config import TrialConfig
-from tests.support.lane_player import Player, World, director_of, know, study_of
+from tests.support.lane_player import World, know, play_study, study_of
 from tests.support.loss_worlds import IDEAL, throughput_of
 from tests.support.outcome import found_by, recommendation_of
 from tests.support.real_player import run_for_real
@@ -62,13 +61,9 @@ def settings_of(config: TrialConfig) -> list[str]:
 
 
 def played(path: Path, config: StudyConfig, world: World, facts: Facts = TAKES_BOTH, mode: Mode = NONE) -> Study:
-    with Journal(path / "journal.jsonl", config.name) as journal:
-        journal.append(RunBegan(token="first"))
-        rates = IDEAL.rates((8, 16, 32, 64))
-        know(journal, [replace(rates, rates=tuple(replace(one, mode=mode) for one in rates.rates))], facts)
-        for stage in config.stages:
-            Player(director_of(config, journal, stage.type), world).play()
-        return journal.study
+    rates = IDEAL.rates((8, 16, 32, 64))
+    found = replace(rates, rates=tuple(replace(one, mode=mode) for one in rates.rates))
+    return play_study(path / "journal.jsonl", config, world, [found], facts)
 
 
 def findings_of(known: Study) -> RegularizationFindings:

@@ -53,6 +53,7 @@ def played(
     **changes: Any,
 ) -> tuple[StudyConfig, Study]:
     config, found = study(**changes), [truth.rates(batches)]
+    path.mkdir(exist_ok=True)
     return config, play_stage(path / "journal.jsonl", config, "train", world or truth, found=found, facts=facts)
 
 
@@ -74,23 +75,15 @@ def at_equal_time(world: LossWorld, batch: int) -> float:
 
 def test_a_batch_that_is_far_slower_than_it_was_timed_is_stopped_and_not_chosen(tmp_path: Path) -> None:
     """Its samples were planned for that speed, so at their end it would be held against others at three times their cost."""
-
-    def slowed(config: TrialConfig, samples: int) -> dict[str, Any]:
-        found = IDEAL(config, samples)
-        factor = 3.0 if config.effective_batch_size == 64 else 1.0
-        return found | {"step_seconds": factor * found["step_seconds"]}
-
-    _, known = played(tmp_path, IDEAL, slowed)
-    stopped = [trial for trial in known.of_stage("train") if trial.cause is Cause.LOW_THROUGHPUT]
+    _, known = played(tmp_path, IDEAL, slowed_by(3.0, 64))
+    stopped = too_slow(known)
     assert {trial.config.effective_batch_size for trial in stopped} == {64}
     assert {trial.state for trial in stopped} == {TrialState.PRUNED}
     assert all(
         trial.reason.endswith("it would take 3.0 x the training time that every candidate has") for trial in stopped
     )
     assert chosen(known) != 64
-    (as_timed := tmp_path / "as timed").mkdir()
-    _, undisturbed = played(as_timed, IDEAL)
-    assert not [trial for trial in undisturbed.of_stage("train") if trial.cause is Cause.LOW_THROUGHPUT]
+    assert too_slow(played(tmp_path / "as timed", IDEAL)[1]) == []
 
 
 def slowed_by(factor: float, *batches: int) -> World:
@@ -125,8 +118,7 @@ def test_a_batch_that_cannot_win_at_the_speed_it_has_is_stopped_with_the_numbers
 
 def test_a_batch_is_held_against_the_others_at_the_speed_that_its_runs_have(tmp_path: Path) -> None:
     def p_best(share: float) -> float:
-        (path := tmp_path / str(share)).mkdir()
-        _, known = played(path, IDEAL, slowed_by(1 / share, 64))
+        _, known = played(tmp_path / str(share), IDEAL, slowed_by(1 / share, 64))
         mine = findings_of(known).of_batch(64)
         assert mine is not None
         return mine.p_best
@@ -140,7 +132,6 @@ def test_a_batch_is_held_against_the_others_at_the_speed_that_its_runs_have(tmp_
 def test_what_slows_all_batches_alike_stops_none_and_changes_nothing(tmp_path: Path, share: float) -> None:
     winners = set()
     for name, world in (("slowed", slowed_by(1 / share, *BATCHES)), ("as timed", IDEAL)):
-        (tmp_path / name).mkdir()
         _, known = played(tmp_path / name, IDEAL, world)
         assert too_slow(known) == []
         assert OFF not in " ".join(known.conclusions["train"].notes)
@@ -161,7 +152,6 @@ def test_what_else_had_the_machine_is_not_held_against_the_batch_whose_runs_it_s
 
     found = {}
     for name, world in (("disturbed", beside_others), ("quiet", IDEAL)):
-        (tmp_path / name).mkdir()
         _, known = played(tmp_path / name, IDEAL, world)
         assert too_slow(known) == []
         assert findings_of(known).off_speed == {}
@@ -417,7 +407,6 @@ def test_a_micro_batch_that_does_not_fit_after_all_is_trained_in_smaller_ones(tm
     """Half-way through a run in micro-batches of 64 memory is full."""
     fills_up = full_from(0.5)
     _, fitting = played(tmp_path, IDEAL, seeds=seeds)
-    (tmp_path / "full").mkdir()
     config, known = played(tmp_path / "full", IDEAL, fills_up, seeds=seeds)
     lost = {one.candidate for one in known.trials.values() if one.state is TrialState.OUT_OF_MEMORY}
     assert lost == {"train-m64k4"}, "the runs after it begin with the smaller ones"
@@ -587,7 +576,6 @@ def test_where_nothing_trains_or_nothing_is_learned_the_last_line_says_what_was_
         ),
         ("nowhere", nowhere, ("nothing trains: ", "at learning rates from 1.53e-08 to ", "look at the loss")),
     ):
-        (tmp_path / name).mkdir()
         _, known = played(tmp_path / name, IDEAL, world)
         assert not known.conclusions["train"].ok
         assert all(one in known.conclusions["train"].reason for one in said), known.conclusions["train"].reason
@@ -602,7 +590,6 @@ def test_the_protected_run_alone_measures_its_noise_once_it_is_warm_and_along_it
             assert {round(share * budget) for share in (0.25, 0.5, 1.0)} <= set(snapshots)
         else:
             assert snapshots == ()
-    (tmp_path / "without").mkdir()
     _, without = played(tmp_path / "without", IDEAL, statistics=False)
     assert not any(trial.config.noise_snapshots for trial in without.trials.values())
 
@@ -615,7 +602,6 @@ def test_data_that_is_trained_on_more_than_once_is_said_with_how_often(tmp_path:
     assert note.startswith("the data (10,000 training samples) was repeated: effective batch ")
     for batch, budget in budgets.items():
         assert (f"effective batch {batch} {budget / 10_000:.1f} times" in note) == (budget > 10_000)
-    (tmp_path / "enough").mkdir()
     _, enough = played(tmp_path / "enough", IDEAL, facts=Facts(num_train_samples=10**6))
     assert not any("repeated" in note for note in enough.conclusions["train"].notes)
 
@@ -627,7 +613,6 @@ def test_who_leads_at_equal_samples_is_said_where_it_is_another_batch(tmp_path: 
     )
     assert "effective batch 8 leads with val loss" in note or "effective batch 4 leads with val loss" in note
     assert f"and effective batch {chosen(known)} has " in note
-    (tmp_path / "small").mkdir()
     _, small = played(tmp_path / "small", SMALL_IS_RIGHT)
     assert not any(note.startswith("at equal samples") for note in small.conclusions["train"].notes)
 

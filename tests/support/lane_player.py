@@ -163,6 +163,18 @@ def play_stage(
         return Player(director_of(config, journal, stage, num_lanes), world, num_lanes).play()
 
 
+def play_study(
+    path: Path, config: StudyConfig, world: World, found: Sequence[Findings] = (), facts: Facts | None = None
+) -> Study:
+    """Its stages one after another, as `play_stage` does each, on one lane."""
+    with Journal(path, config.name) as journal:
+        journal.append(RunBegan(token="first"))
+        know(journal, found, facts)
+        for stage in config.stages:
+            Player(director_of(config, journal, stage.type), world).play()
+        return journal.study
+
+
 def know(journal: Journal, found: Sequence[Findings] = (), facts: Facts | None = None) -> None:
     """Journal facts, and what earlier stages found."""
     if facts is not None:
