@@ -81,8 +81,16 @@ def config(*, padded: bool = False, dropout: float = 0.0, **changes: Any) -> Tri
     return TrialConfig.model_validate(fields | changes)
 
 
-def cpu_run(trial: TrialConfig) -> Run:
-    return Run(trial, torch.device("cpu"))
+def cpu_run(trial: TrialConfig, steps: int = 0) -> Run:
+    """A run that has taken so many steps."""
+    run = Run(trial, torch.device("cpu"))
+    for _ in range(steps):
+        run.step()
+    return run
+
+
+def losses_of(trial: TrialConfig, steps: int) -> list[float]:
+    return [step.loss for step in cpu_run(trial, steps).read()]
 
 
 def gradient_of_step(run: Run) -> Tensor:

@@ -42,8 +42,7 @@ def test_it_is_the_validation_loss_less_that_over_the_first_samples_of_the_run_w
 
 
 def test_samples_that_the_run_has_not_met_do_not_count() -> None:
-    run = cpu_run(config(micro_batch_size=4, evaluation_samples=16))
-    run.step()
+    run = cpu_run(config(micro_batch_size=4, evaluation_samples=16), steps=1)
     met = [run.first_samples[index] for index in run.order.indices(range(4))]
     assert generalisation(run, 0.0)["train_loss"] == pytest.approx(mean_loss(run, met), rel=1e-5)
 

@@ -245,9 +245,7 @@ def of_many_lengths() -> tuple[OfLengths, OfLengths]:
 def test_a_compiled_run_takes_every_length_with_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_checkpointing, "RECOMPILE_LIMIT", 4)
     trial = config(data={"target": "tests.trainers.test_loop:of_many_lengths"}, micro_batch_size=1, compile=True)
-    run = cpu_run(trial)
-    for _ in range(12):
-        run.step()
+    run = cpu_run(trial, steps=12)
     assert all(math.isfinite(step.loss) for step in run.read())
 
 
@@ -326,8 +324,7 @@ def test_a_sharded_run_that_is_stopped_and_resumed_is_bitwise_the_run_that_was_n
 
 
 def sharded_after_an_evaluation() -> bool:
-    run = cpu_run(config(world_size=2, parallel="fsdp", ema_half_life_samples=16))
-    run.step()
+    run = cpu_run(config(world_size=2, parallel="fsdp", ema_half_life_samples=16), steps=1)
     evaluate(run)
     return all(isinstance(parameter, DTensor) for parameter in run.module.parameters())
 
@@ -399,8 +396,7 @@ def test_float16_skips_no_step_at_the_start_however_long_the_sequences_are() -> 
 
 
 def test_an_overflow_in_float16_skips_the_update_and_lowers_the_scale() -> None:
-    run = cpu_run(config(precision="float16"))
-    run.step()
+    run = cpu_run(config(precision="float16"), steps=1)
     before, scale = [p.detach().clone() for p in run.parameters], run.scaler.get_scale()
     handle = run.parameters[0].register_hook(lambda gradient: gradient * math.inf)
     run.step()

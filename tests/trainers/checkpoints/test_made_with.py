@@ -78,8 +78,7 @@ def test_what_decides_nothing_may_change(tmp_path: Path, change: dict[str, Any])
 
 
 def test_a_field_that_is_new_had_its_default_before(tmp_path: Path) -> None:
-    run = cpu_run(config(**RUN))
-    run.step()
+    run = cpu_run(config(**RUN), steps=1)
     state = run.state(None)
     del state["configuration"]["check_parts"]
     state["configuration"]["optimizer"].pop("eps")

@@ -201,8 +201,7 @@ def test_without_a_validation_set_the_last_conversations_are_held_out(file: str)
 def test_the_masked_prompt_moves_no_weight(file: str) -> None:
     """The gradient of a batch is that of its counted targets alone, so it is the same for every split."""
     data = {"target": "chat", "kwargs": {"train": file, "val": shutil.copy(file, f"{file}.val"), "tokenizer": "bytes"}}
-    run = cpu_run(config(data=data, micro_batch_size=2, gradient_accumulation_steps=2))
-    run.step()
+    run = cpu_run(config(data=data, micro_batch_size=2, gradient_accumulation_steps=2), steps=1)
     (step,) = run.read()
     counted = sum(int((run.first_samples[index]["targets"] != -100).sum()) for index in range(4))
     assert run.meter.noise.steps[0][2] == counted

@@ -133,9 +133,7 @@ def test_a_probe_takes_those_that_were_found_and_some_of_them_twice() -> None:
 def test_a_compiled_run_of_samples_that_differ_takes_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activation_checkpointing, "RECOMPILE_LIMIT", 4)
     told: dict[str, Any] = {"data": {"target": f"{__name__}:of_many_sizes"}, "model": {"target": f"{__name__}:Summed"}}
-    run = cpu_run(config(**told, micro_batch_size=1, compile=True, long_samples=(11, 10)))
-    for _ in range(12):
-        run.step()
+    run = cpu_run(config(**told, micro_batch_size=1, compile=True, long_samples=(11, 10)), steps=12)
     assert len(run.read()) == 12
 
 

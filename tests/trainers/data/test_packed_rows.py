@@ -145,9 +145,7 @@ def test_the_first_pass_says_where_samples_of_a_row_see_each_other() -> None:
 
 
 def test_a_run_trains_on_rows() -> None:
-    run = cpu_run(trial("llama", "transformers"))
-    for _ in range(3):
-        run.step()
+    run = cpu_run(trial("llama", "transformers"), steps=3)
     assert len(run.first_samples) == len(rows_of().rows) < 24
     assert all(step.loss > 0 for step in run.read())
 

@@ -109,9 +109,7 @@ def test_every_split_takes_the_same_samples(target: str, kwargs: dict[str, Any])
 
 
 def weights_after(changes: dict[str, Any]) -> torch.Tensor:
-    run = cpu_run(trial(**changes))
-    for _ in range(4):
-        run.step()
+    run = cpu_run(trial(**changes), steps=4)
     run.close()
     return torch.cat([whole(parameter).flatten() for parameter in run.parameters]).detach()
 

@@ -11,7 +11,7 @@ import torch
 from batchscout.trainers.loop import train
 from batchscout.trainers.report import Answer
 from batchscout.trainers.step.stochastic_rounding import StochasticAdamW, rounded_stochastically
-from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, stop_at
+from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, losses_of, newest_state, stop_at
 
 ROUNDED: dict[str, Any] = {"memory_knobs": ["bfloat16_weights"], "precision": "bfloat16"}
 
@@ -61,8 +61,7 @@ def test_of_float32_weights_it_is_torchs_adamw() -> None:
 
 
 def test_weights_and_gradients_take_half_and_moments_and_buffers_stay() -> None:
-    run = cpu_run(config(**ROUNDED))
-    run.step()
+    run = cpu_run(config(**ROUNDED), steps=1)
     assert {p.dtype for p in run.parameters} == {torch.bfloat16}
     assert {s["exp_avg_sq"].dtype for s in run.optimizer.state.values()} == {torch.float32}
     assert run.module.head.weight is run.module.token_embedding.weight  # tied weights stay tied  # pyright: ignore[reportAttributeAccessIssue]
@@ -87,9 +86,4 @@ def test_it_learns_as_well_as_with_weights_in_float32() -> None:
 
 
 def last_loss(**changes: Any) -> float:
-    found = list[float]()
-    run = cpu_run(config(sample_budget=2048, **changes))
-    for _ in range(60):
-        run.step()
-    found = [step.loss for step in run.read()]
-    return sum(found[-10:]) / 10
+    return sum(losses_of(config(sample_budget=2048, **changes), 60)[-10:]) / 10

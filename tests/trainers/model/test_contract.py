@@ -135,9 +135,7 @@ def test_a_first_loss_that_is_no_number_is_an_error_and_a_later_one_is_not() -> 
     with pytest.raises(ValueError, match=r"the loss of the first step is nan, before any weight has moved; look for"):
         run.read()
     check_first_loss(3.0)
-    run = cpu_run(config(learning_rate=1e30, optimizer={"max_gradient_norm": None}))
-    for _ in range(4):
-        run.step()
+    run = cpu_run(config(learning_rate=1e30, optimizer={"max_gradient_norm": None}), steps=4)
     assert not math.isfinite(run.read()[-1].loss)
 
 
@@ -166,9 +164,7 @@ def test_those_of_a_mean_do_not(loss: str, loss_ratio: float, targets_ratio: flo
 
 
 def test_batch_norm_mixes_samples_in_training_and_not_in_evaluation() -> None:
-    run = cpu_run(config(model={"target": "tests.support.studies:BatchNormModel"}))
-    for _ in range(3):
-        run.step()
+    run = cpu_run(config(model={"target": "tests.support.studies:BatchNormModel"}), steps=3)
     found = parts(run)
     assert found["parts_loss_ratio"] == pytest.approx(1, abs=1e-5)
     assert abs(found["parts_training_ratio"] - 1) > 1e-4
@@ -189,8 +185,7 @@ def with_noise(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Ten
 
 
 def test_measuring_it_leaves_no_trace() -> None:
-    run = cpu_run(config(model={"target": "tests.support.studies:BatchNormModel"}))
-    run.step()
+    run = cpu_run(config(model={"target": "tests.support.studies:BatchNormModel"}), steps=1)
     before = {name: value.clone() for name, value in run.module.state_dict().items()}
     random_state = torch.get_rng_state()
     parts(run)

@@ -157,9 +157,7 @@ def distances(**changes: Any) -> tuple[float, float]:
     """(rho of a split in eight micro-batches, the largest of three controls), both from the same reference."""
 
     def end(**more: Any) -> Weights:
-        run = cpu_run(ten_steps(**changes, **more))
-        for _ in range(10):
-            run.step()
+        run = cpu_run(ten_steps(**changes, **more), steps=10)
         return weights_of(run.module)
 
     reference, began = end(**REFERENCE), cpu_run(ten_steps(**changes, **REFERENCE)).initial_weights(Path("/nowhere"))

@@ -21,7 +21,7 @@ from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.model.adding_up import check_sum, not_adding_up
 from batchscout.trainers.model.losses import loss_function
 from tests.support.ranks import on_two_ranks
-from tests.support.tiny import LogitsOnly, config, cpu_run, data, gradient_of_step, relative_error
+from tests.support.tiny import LogitsOnly, config, cpu_run, data, gradient_of_step, losses_of, relative_error
 
 CPU = torch.device("cpu")
 BATCH, CLASSES = 6, 5
@@ -152,13 +152,11 @@ def by_hand(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor
 
 def test_a_run_with_a_criterion_is_that_of_the_same_loss_written_by_hand() -> None:
     model, by_hand = {"target": "tests.support.tiny:LogitsOnly"}, "tests.trainers.model.test_losses:by_hand"
-    losses = []
-    for told in ({"type": "cross_entropy", "targets": "targets"}, by_hand):
-        run = cpu_run(config(model=model, loss=told, padded=True, gradient_accumulation_steps=2))
-        for _ in range(3):
-            run.step()
-        losses.append([step.loss for step in run.read()])
-    assert losses[0] == losses[1]
+    criterion, written = (
+        losses_of(config(model=model, loss=told, padded=True, gradient_accumulation_steps=2), 3)
+        for told in ({"type": "cross_entropy", "targets": "targets"}, by_hand)
+    )
+    assert criterion == written
 
 
 # Models of transformers, each with its own idea of which labels count
@@ -262,13 +260,8 @@ def test_of_a_bare_transformers_model_two_ranks_have_the_gradient_of_the_whole_b
 
 def test_a_bare_transformers_model_trains_checkpointed_on_samples_of_uneven_length() -> None:
     """Its cache of keys and values would be filled by a block's first forward, and be of the wrong length in the second."""
-    losses = {}
-    for mode in ("none", "full"):
-        run = cpu_run(bare(micro_batch_size=2, activation_checkpointing=mode))
-        for _ in range(4):
-            run.step()
-        losses[mode] = [step.loss for step in run.read()]
-    assert losses["none"] == losses["full"]
+    plain, again = (losses_of(bare(micro_batch_size=2, activation_checkpointing=one), 4) for one in ("none", "full"))
+    assert plain == again
 
 
 def test_a_batch_in_which_no_label_counts_adds_nothing() -> None:

@@ -24,7 +24,7 @@ from batchscout.trainers.model.models import (
     switch_off_dropout,
     with_synced_batch_norm,
 )
-from tests.support.tiny import config, cpu_run, data
+from tests.support.tiny import config, cpu_run, data, losses_of
 
 TINY_GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
 
@@ -76,8 +76,7 @@ def test_a_users_loss_leaves_the_module_untouched(batch: dict[str, Tensor]) -> N
     trial = config(
         model={"target": "tests.support.tiny:LogitsOnly"}, loss="tests.trainers.model.test_models:loss_of_logits"
     )
-    run = cpu_run(trial)
-    run.step()
+    run = cpu_run(trial, steps=1)
     assert run.read()[0].loss > 0
 
 
@@ -213,13 +212,10 @@ def test_a_transformers_model_holds_its_weights_in_float32_whatever_its_file_say
 
 def test_a_transformers_model_trains_checkpointed() -> None:
     model = {"target": "hf", "kwargs": {"model_type": "gpt2", "config": TINY_GPT2}}
-    losses = {}
-    for mode in ("none", "selective", "full"):
-        run = cpu_run(config(model=model, activation_checkpointing=mode))
-        for _ in range(3):
-            run.step()
-        losses[mode] = [step.loss for step in run.read()]
-    assert losses["none"] == losses["full"] == pytest.approx(losses["selective"], rel=1e-6)
+    none, selective, full = (
+        losses_of(config(model=model, activation_checkpointing=mode), 3) for mode in ("none", "selective", "full")
+    )
+    assert none == full == pytest.approx(selective, rel=1e-6)
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"name": "gpt2", "model_type": "gpt2"}])

@@ -36,8 +36,7 @@ def test_a_long_run_says_what_the_noise_is_of_late() -> None:
 
 
 def test_one_micro_batch_on_one_rank_says_nothing() -> None:
-    run = cpu_run(config(micro_batch_size=8))
-    run.step()
+    run = cpu_run(config(micro_batch_size=8), steps=1)
     run.step()
     run.read()
     assert not {key for key in run.metrics() if key.startswith(("noise", "coherence"))}
@@ -129,8 +128,7 @@ def test_a_long_run_looks_at_every_first_step_and_then_at_one_in_so_many() -> No
 
 
 def test_a_step_with_a_micro_batch_without_targets_does_not_count() -> None:
-    run = cpu_run(config(padded=True, micro_batch_size=1, gradient_accumulation_steps=32))
-    run.step()
+    run = cpu_run(config(padded=True, micro_batch_size=1, gradient_accumulation_steps=32), steps=1)
     loss = run.read()[0].loss
     assert math.isfinite(loss)
     assert not math.isfinite(run.meter.noise.steps[0][0])

@@ -88,8 +88,7 @@ def test_a_step_uses_the_rate_of_the_samples_it_ends_at() -> None:
 
 
 def test_an_unused_frozen_parameter_is_left_out() -> None:
-    run = cpu_run(config(model={"target": "tests.trainers.step.test_learning_rate:Frozen"}))
-    run.step()
+    run = cpu_run(config(model={"target": "tests.trainers.step.test_learning_rate:Frozen"}), steps=1)
     assert run.module.get_parameter("frozen.weight").equal(torch.ones(2, 2))
     assert sum(len(group["params"]) for group in run.optimizer.param_groups) == 1
 

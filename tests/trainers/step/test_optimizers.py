@@ -149,8 +149,7 @@ def two_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 def test_groups_keep_the_ratio_of_their_rates_while_the_study_changes_the_first() -> None:
     trial = config(optimizer={**OWN, "param_groups": f"{HERE}:two_groups"}, warmup_samples=8, learning_rate=0.4)
-    run = cpu_run(trial)
-    run.step()
+    run = cpu_run(trial, steps=1)
     assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.2, 0.05])
     run.step()
     assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.4, 0.1])
@@ -160,8 +159,7 @@ def test_groups_keep_the_ratio_of_their_rates_while_the_study_changes_the_first(
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor"])
 def test_those_that_are_built_in_take_groups_too_and_decay_what_says_nothing(name: str) -> None:
     settings = {"type": name, "param_groups": f"{HERE}:two_groups", "weight_decay": 0.3}
-    run = cpu_run(config(optimizer=settings, learning_rate=0.4))
-    run.step()
+    run = cpu_run(config(optimizer=settings, learning_rate=0.4), steps=1)
     assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.4, 0.1])
     assert [group["weight_decay"] for group in run.optimizer.param_groups] == [0.3, 0.0]
 
@@ -174,8 +172,7 @@ def with_rates_of_its_own(params: Iterable[nn.Parameter], lr: float) -> torch.op
 
 
 def test_rates_that_its_own_callable_gives_keep_their_ratio_too() -> None:
-    run = cpu_run(config(optimizer={"target": f"{HERE}:with_rates_of_its_own"}, learning_rate=0.4))
-    run.step()
+    run = cpu_run(config(optimizer={"target": f"{HERE}:with_rates_of_its_own"}, learning_rate=0.4), steps=1)
     assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.4, 0.04])
 
 
@@ -283,9 +280,7 @@ def test_keys_that_contradict_each_other_are_refused_with_both(settings: dict[st
     ids=["muon", "adafactor", "own", "a variant"],
 )
 def test_a_step_that_is_not_known_tells_of_its_gradient_and_claims_nothing_of_its_update(settings: Any) -> None:
-    run = cpu_run(config(optimizer=settings))
-    for _ in range(3):
-        run.step()
+    run = cpu_run(config(optimizer=settings), steps=3)
     gradient = torch.cat([p.grad.flatten().double() for p in run.parameters if p.grad is not None])
     found = read_step(run.optimizer)
     assert found.keys() == {"gradient_mean", "gradient_variance"}
