@@ -18,19 +18,17 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.output.status import json_pieces
-from batchscout.orchestrator.study.journal import replay
-from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import TrialState
 from batchscout.trainers.config import TrialConfig
+from tests.support.outcome import kept_in
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RUNS = sorted(path.name for path in GOLDEN.iterdir())
 
 
 def read(run: str) -> tuple[StudyConfig, Study]:
-    config = load_stored_study(GOLDEN / run / "study.yaml")
-    return config, replay(GOLDEN / run / "journal.jsonl", config.name)
+    return kept_in(GOLDEN / run)
 
 
 class _Text(HTMLParser):

@@ -38,8 +38,6 @@ from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Evaluated, Noticed, RunBegan
 from batchscout.orchestrator.study.facts import Facts
-from batchscout.orchestrator.study.journal import replay
-from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, TrialState
 from batchscout.orchestrator.units import listed, number_text, share_text, training_time_text
@@ -54,6 +52,7 @@ from tests.support.example_study import (
     example_study,
     tell,
 )
+from tests.support.outcome import kept_in
 
 STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")
 VOID = ("meta", "input")
@@ -261,9 +260,7 @@ def test_time_adds_up(html: str, study: Study) -> None:
 
 
 def test_what_an_earlier_study_measured_took_none_of_this_ones_time() -> None:
-    folder = Path(__file__).parents[1] / "golden" / "every_end"
-    config = load_stored_study(folder / "study.yaml")
-    known = replay(folder / "journal.jsonl", config.name)
+    _, known = kept_in(Path(__file__).parents[1] / "golden" / "every_end")
     reused = [trial for trial in known.trials.values() if trial.reused]
     assert any(trial.metric("train_seconds") for trial in reused)
     assert lane_time(reused) == LaneTime(0, 0, 0)
@@ -406,9 +403,7 @@ def test_status_and_report_count_the_deaths_of_lanes_and_show_the_first(
 def test_status_stars_what_a_stage_chose_and_begins_no_line_of_a_sentence_at_the_margin(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
-    config = load_stored_study(folder / "study.yaml")
-    known = replay(folder / "journal.jsonl", config.name)
+    config, known = kept_in(Path(__file__).parents[2] / "docs" / "recorded" / "quickstart")
     monkeypatch.setenv("COLUMNS", "60")
     print_status(config, known, is_driven=False)
     lines = capsys.readouterr().out.split("\nfrontier: ")[1].splitlines()

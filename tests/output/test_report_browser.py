@@ -23,11 +23,10 @@ from batchscout.orchestrator.output.report.page import render_report, write_repo
 from batchscout.orchestrator.output.report.shell import page
 from batchscout.orchestrator.output.report.training import RunCurves
 from batchscout.orchestrator.stages.figures import Axis, Figure, Line, Mark, Series
-from batchscout.orchestrator.study.journal import replay
-from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 from tests.support.browser import Browser, chromium
 from tests.support.example_study import example_config, example_recommendation, example_study
+from tests.support.outcome import kept_in
 from tests.support.run_curves import example_curves, snapshot, steps
 
 pytestmark = [
@@ -71,8 +70,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reported(run_dir: Path, file: Path) -> Path:
-    config = load_stored_study(run_dir / "study.yaml")
-    study = replay(run_dir / "journal.jsonl", config.name)
+    config, study = kept_in(run_dir)
     write_report(file, config, study, recommend(config, study))
     return file
 
@@ -92,8 +90,7 @@ def show(tab: Browser, file: Path, width: int = SCREEN, **looks: bool) -> None:
 def test_a_comparison_is_drawn_too(tab: Browser, tmp_path: Path) -> None:
     sides = []
     for run in ("quickstart", "every_end"):
-        config = load_stored_study(GOLDEN / run / "study.yaml")
-        study = replay(GOLDEN / run / "journal.jsonl", config.name)
+        config, study = kept_in(GOLDEN / run)
         sides.append(Side(run, config, study, recommend(config, study)))
     write_comparison(tmp_path / "comparison.html", *sides)
     show(tab, tmp_path / "comparison.html")

@@ -24,10 +24,9 @@ from batchscout.orchestrator.stages.figures import (
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.study.causes import Cause
-from batchscout.orchestrator.study.journal import replay
-from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.trial import TrialState
 from tests.support.example_study import example_config, example_study
+from tests.support.outcome import kept_in
 
 ROOT = Path(__file__).parents[2]
 RUNS = [*sorted((ROOT / "tests" / "golden").iterdir()), ROOT / "docs" / "recorded" / "quickstart"]
@@ -36,8 +35,7 @@ WINNER, BASELINE = "train-m16k2", "train-m1k1"
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.parent.name + "-" + run.name)
 def test_the_names_of_a_stage_s_trials_begin_with_their_batch_and_are_never_the_same(run: Path) -> None:
-    config = load_stored_study(run / "study.yaml")
-    study = replay(run / "journal.jsonl", config.name)
+    config, study = kept_in(run)
     for keys in config.stages:
         trials = study.of_stage(keys.type)
         names = names_of(trials)
@@ -102,8 +100,7 @@ def test_the_caption_of_loss_curves_names_the_looks_that_are_drawn_and_no_other(
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.parent.name + "-" + run.name)
 def test_a_caption_names_no_mark_and_no_line_that_is_not_drawn(run: Path) -> None:
-    config = load_stored_study(run / "study.yaml")
-    study = replay(run / "journal.jsonl", config.name)
+    config, study = kept_in(run)
     for keys in config.stages:
         for figure in stage_of(keys).figures(StageContext(keys, config, study)):
             if figure.name not in ("speed_by_memory", "surface"):
@@ -121,8 +118,7 @@ def test_a_caption_names_no_mark_and_no_line_that_is_not_drawn(run: Path) -> Non
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.parent.name + "-" + run.name)
 def test_the_frontiers_chart_has_the_speeds_that_its_sentence_and_its_front_have(run: Path) -> None:
-    config = load_stored_study(run / "study.yaml")
-    study = replay(run / "journal.jsonl", config.name)
+    config, study = kept_in(run)
     findings = found(study, FrontierFindings)
     keys = config.keys_of(Frontier)
     assert findings is not None
@@ -154,9 +150,7 @@ def test_no_series_of_a_kind_without_a_role_has_the_colour_of_one() -> None:
 
 
 def test_the_best_so_far_never_rises_and_ends_at_the_lowest_of_all_whole_runs() -> None:
-    run = RUNS[-1]
-    config = load_stored_study(run / "study.yaml")
-    study = replay(run / "journal.jsonl", config.name)
+    _, study = kept_in(RUNS[-1])
     runs = study.of_stage("train")
     (figure,) = best_so_far(study, runs, runs[0].id)
     marks = figure.series[0].marks

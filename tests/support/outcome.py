@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend
 from batchscout.orchestrator.stages.findings import Found, found
+from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 
 
@@ -18,3 +22,9 @@ def recommendation_of(config: StudyConfig, study: Study) -> Recommendation:
     recommendation = recommend(config, study)
     assert recommendation is not None
     return recommendation
+
+
+def kept_in(run_dir: Path) -> tuple[StudyConfig, Study]:
+    """A run directory's study file, and what its journal has of the study."""
+    config = load_stored_study(run_dir / "study.yaml")
+    return config, replay(run_dir / "journal.jsonl", config.name)
