@@ -81,7 +81,7 @@ class Director:
         self.journal, self.study, self.stage = journal, journal.study, stage_of(context.stage)
         self._observer, self._is_stopping, self._measurements = observer, is_stopping, measurements
         self._steps: dict[str, list[Step]] = {}
-        """The loss of every step heard of each running trial."""
+        """All that were heard of each running trial."""
         self._lanes: dict[str, HeldLane] = {}
         """Of each trial that holds one, where it was heard of last."""
         self._spending = Spending(context.config, self.study, clock)

@@ -496,9 +496,7 @@ def test_the_verb_exports_what_the_version_before_has_recommended(to: str, typed
     assert "effective batch 4 = micro-batch 4 x accumulation 1 x ranks 1" in out
 
 
-def test_the_verb_exports_what_the_journal_says_and_no_earlier_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verb_exports_what_the_journal_says_and_no_earlier_answer(tmp_path: Path, typed: Typed) -> None:
     """After more runs, or a kill between the two files."""
     shutil.copytree(GOLDEN / "quickstart", tmp_path / "run")
     file = tmp_path / "run" / "recommendation.json"
@@ -506,9 +504,8 @@ def test_the_verb_exports_what_the_journal_says_and_no_earlier_answer(
     for journal in (True, False):
         if not journal:
             (tmp_path / "run" / "journal.jsonl").unlink()
-        with pytest.raises(SystemExit):
-            main(["export", str(tmp_path / "run"), "--to", "hf"])
-        assert ("0.123" in capsys.readouterr().out) != journal
+        _, out, _ = typed("export", str(tmp_path / "run"), "--to", "hf")
+        assert ("0.123" in out) != journal
 
 
 # What the real libraries make of it
