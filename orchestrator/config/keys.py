@@ -101,13 +101,13 @@ class StudyOptimizer(OptimizerConfig):
     power of it, from 0 to 1. auto: linear for sgd, 0.75 for muon (measured: docs/own_model.md), sqrt for all others. The rule
     is where the search for the rate begins, and never the answer."""
     warmup: Literal["auto", "short"] | Annotated[int, Field(ge=0)] = "auto"
-    """The samples over which the learning rate rises from zero. auto: 1 % of the run's samples, but at least those of
-    30 optimizer steps, and at most a fifth of the run. short, which is the default of `regime: finetune`: 6 %, but at
-    least those of 10 optimizer steps, and at most a fifth of the run."""
+    """The samples over which the learning rate rises from zero; of a number, a run shorter than `sample_budget` has the same share. auto: 1 %
+    of the run's samples, but at least those of 30 optimizer steps, and at most a fifth of the run. short, which is the default of
+    `regime: finetune`: 6 %, but at least those of 10 optimizer steps, and at most a fifth of the run."""
     beta2_scaling: Literal["none", "samples"] = "samples"
     """How the second of `betas` follows the effective batch. samples: AdamW's second moment forgets over as many samples
-    at every batch as at `reference_batch_size`, so it is betas[1] to the power of batch / reference_batch_size, but at
-    least betas[0] and at most 0.9999 (arXiv 2507.07101). none: it stays as it is."""
+    at every batch as at `reference_batch_size`, so it is betas[1] to the power of batch / reference_batch_size, but, where it
+    is not that itself, at least betas[0] and at most 0.9999 (arXiv 2507.07101). none: it stays as it is."""
     weight_decay_scaling: Literal["none", "samples"] = "none"
     """How `weight_decay` follows the effective batch and the learning rate. none: it stays as it is. samples: weights
     decay over as many samples as at `reference_batch_size` and `lr`, so it is multiplied by batch /
@@ -445,6 +445,7 @@ def check_typed(config: StudyConfig) -> None:
     """Raise ValueError for what a study that begins is not to have: a stage before one whose choice it needs, a range of no size, or runs
     without a step. Those of earlier versions may have it, and are read all the same."""
     _check_order(config)
+    _check_optimizer(config)
     frontier, budget = config.keys_of(Frontier), config.sample_budget
     if frontier is None:
         return
@@ -465,6 +466,30 @@ def check_typed(config: StudyConfig) -> None:
         raise ValueError(
             f"sample_budget ({budget}) is smaller than the smallest batch that the frontier tries (stages.frontier.smallest x world_size = "
             f"{frontier.smallest * config.world_size}); raise sample_budget or lower smallest"
+        )
+
+
+_WITHOUT_EFFECT = {"own": ("betas", "eps", "weight_decay"), "adafactor": ("betas", "eps"), "sgd": ("eps",)}
+"""Keys of the optimizer, by its type, that it does not take."""
+
+
+def _check_optimizer(config: StudyConfig) -> None:
+    """Raise ValueError where a number of the optimizer would change nothing, or its warm-up never ends."""
+    optimizer, schedule, budget = config.optimizer, config.schedule, config.sample_budget
+    if idle := [key for key in _WITHOUT_EFFECT.get(optimizer.type, ()) if key in optimizer.model_fields_set]:
+        remedy = "put them into optimizer.kwargs" if optimizer.type == "own" else "leave them out"
+        raise ValueError(f"optimizer has {' and '.join(idle)}, which have no effect on {optimizer.name}; {remedy}")
+    falls = schedule.type == "warmup_stable_decay" and schedule.decay > 0
+    end = round((1 - schedule.decay) * budget) if falls else budget
+    if isinstance(optimizer.warmup, int) and optimizer.warmup >= end:
+        what = (
+            f"the rate begins to fall at {end} of sample_budget ({budget})"
+            if falls
+            else f"sample_budget ({budget}) is over"
+        )
+        raise ValueError(
+            f"optimizer.warmup ({optimizer.warmup} samples) does not end before {what}, so no run comes to its learning rate; lower it or raise "
+            "sample_budget"
         )
 
 

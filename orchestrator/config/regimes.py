@@ -51,6 +51,8 @@ def usual_rate(has_adapters: bool) -> float:
 def _optimizer(given: object, rate: float) -> object:
     if not isinstance(given, Mapping):
         return given
+    if given.get("target") and "lr" in given:  # it has a decay of its own
+        return {key: value for key, value in _FINETUNE["optimizer"].items() if key != "weight_decay"} | dict(given)
     if "lr" in given:
         return {**_FINETUNE["optimizer"], **given}
     if given.get("type", "adamw") != "adamw" or given.get("target"):

@@ -69,7 +69,7 @@ def base_trial(
         deterministic=config.deterministic,
         optimizer=optimizer_at(config.optimizer, split.effective_batch_size, learning_rate),
         learning_rate=learning_rate,
-        warmup_samples=warmup_samples(config.optimizer, split.effective_batch_size, config.sample_budget),
+        warmup_samples=warmup_samples(config, split.effective_batch_size, config.sample_budget),
         schedule=config.schedule,
         sample_budget=config.sample_budget,
         evaluations=evenly_spaced(config.sample_budget, config.evaluations),
@@ -126,18 +126,20 @@ def optimizer_at(optimizer: StudyOptimizer, effective_batch_size: int, learning_
     own = {name: getattr(optimizer, name) for name in OptimizerConfig.model_fields}
     ratio, (beta1, beta2) = effective_batch_size / optimizer.reference_batch_size, optimizer.betas
     if optimizer.beta2_scaling == "samples" and optimizer.has_betas:
-        own["betas"] = beta1, min(max(beta2**ratio, beta1), LARGEST_BETA2)
+        own["betas"] = beta1, min(max(beta2**ratio, min(beta1, beta2)), max(LARGEST_BETA2, beta2))
     if optimizer.weight_decay_scaling == "samples" and optimizer.type != "own":
         factor = ratio * optimizer.lr / learning_rate
         own["weight_decay"] = optimizer.weight_decay * min(max(factor, LEAST_DECAY), MOST_DECAY)
     return OptimizerConfig(**own)
 
 
-def warmup_samples(optimizer: StudyOptimizer, effective_batch_size: int, sample_budget: int) -> int:
-    """Return the samples of warm-up of a run. `auto` gives Adam's moments some steps to settle in, whatever the batch."""
-    if isinstance(optimizer.warmup, int):
-        return optimizer.warmup
-    is_short = optimizer.warmup == "short"
+def warmup_samples(config: StudyConfig, effective_batch_size: int, sample_budget: int) -> int:
+    """Return the samples of warm-up of a run. `auto` gives Adam's moments some steps to settle in, whatever the batch. A run of fewer
+    samples than the study's has the same share of those that were given."""
+    warmup = config.optimizer.warmup
+    if isinstance(warmup, int):
+        return round(warmup * min(1.0, sample_budget / config.sample_budget))
+    is_short = warmup == "short"
     share, steps = (SHORT_WARMUP_SHARE, SHORT_WARMUP_STEPS) if is_short else (WARMUP_SHARE, WARMUP_STEPS)
     wanted = max(share * sample_budget, steps * effective_batch_size)
     return round(min(wanted, MOST_WARMUP * sample_budget))

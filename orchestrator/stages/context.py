@@ -104,7 +104,7 @@ class StageContext(Generic[Keys]):
             "gradient_accumulation_steps": split.gradient_accumulation_steps,
             "learning_rate": rate,
             "optimizer": optimizer_at(self.config.optimizer, effective, rate),
-            "warmup_samples": warmup_samples(self.config.optimizer, effective, budget),
+            "warmup_samples": warmup_samples(self.config, effective, budget),
             "sample_budget": budget,
             "evaluations": evenly_spaced(budget, self.config.evaluations),
         }

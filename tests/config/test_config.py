@@ -575,12 +575,43 @@ def test_betas_follow_the_batch_where_there_are_any_and_ones_own_decay_stays_its
 
 
 def test_warm_up_is_in_samples_and_lasts_30_steps_but_no_more_than_a_fifth_of_the_run() -> None:
-    optimizer = study_of().optimizer
+    config = study_of()
     by_batch = [(1, 100), (3, 100), (8, 240), (32, 960), (64, 1920), (128, 2000), (5000, 2000)]
-    assert [(batch, warmup_samples(optimizer, batch, 10_000)) for batch, _ in by_batch] == by_batch
-    assert warmup_samples(optimizer, 8, 100_000) == 1000, "1 % of a long run is more than 30 steps"
-    given = study_of(optimizer={"warmup": 7}).optimizer
-    assert [warmup_samples(given, batch, 10_000) for batch in (1, 128)] == [7, 7]
+    assert [(batch, warmup_samples(config, batch, 10_000)) for batch, _ in by_batch] == by_batch
+    assert warmup_samples(config, 8, 100_000) == 1000, "1 % of a long run is more than 30 steps"
+    given = study_of(optimizer={"warmup": 40}, sample_budget=1000)
+    budgets = [(1, 1000), (128, 1000), (8, 5000), (8, 500)]
+    assert [warmup_samples(given, batch, budget) for batch, budget in budgets] == [40, 40, 40, 20]
+
+
+@pytest.mark.parametrize(("schedule", "ends"), [("cosine", 1000), ("constant", 1000), ("warmup_stable_decay", 800)])
+def test_a_warm_up_that_does_not_end_before_the_run_is_refused_with_both_numbers(schedule: str, ends: int) -> None:
+    """With one of cosine's the rate was 0 throughout."""
+    keys: dict[str, Any] = {"sample_budget": 1000, "schedule": {"type": schedule}}
+    study_of(**keys, optimizer={"warmup": ends - 1})
+    with pytest.raises(
+        ValueError, match=rf"optimizer.warmup \({ends} samples\).*{ends}.*lower it or raise sample_budget"
+    ):
+        study_of(**keys, optimizer={"warmup": ends})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "idle"),
+    [
+        ({"target": "torch.optim:AdamW", "weight_decay": 0.3}, "weight_decay"),
+        ({"target": "torch.optim:AdamW", "eps": 1e-5, "betas": [0.8, 0.9]}, "betas and eps"),
+        ({"type": "adafactor", "betas": [0.8, 0.9]}, "betas"),
+        ({"type": "sgd", "eps": 1e-5}, "eps"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_number_that_the_optimizer_does_not_take_is_refused(optimizer: dict[str, Any], idle: str) -> None:
+    with pytest.raises(ValueError, match=f"optimizer has {idle}, which have no effect on "):
+        study_of(optimizer={"lr": 1e-3, **optimizer})
+    finetuned = study_of(
+        regime="finetune", initial_weights="own", optimizer={"lr": 1e-3, "target": "torch.optim:AdamW"}
+    )
+    assert "weight_decay" not in finetuned.optimizer.model_fields_set
 
 
 @pytest.mark.parametrize(("batch", "beta2"), [(4, 0.95**0.5), (8, 0.95), (16, 0.95**2), (128, 0.9)])
@@ -591,6 +622,9 @@ def test_the_half_life_of_the_second_moment_is_held_in_samples(batch: int, beta2
         optimizer={"reference_batch_size": 4096, "beta2_scaling": "samples"}, sample_budget=4096
     ).optimizer
     assert optimizer_at(at_one, 1, 0.1).betas == (0.9, 0.9999)
+    for betas in ((0.9, 0.99995), (0.95, 0.9)):
+        own = study_of(optimizer={"reference_batch_size": 8, "betas": list(betas)}).optimizer
+        assert optimizer_at(own, 8, 0.1).betas == betas, "at the batch that they were given for"
 
 
 @pytest.mark.parametrize(
@@ -614,11 +648,11 @@ def test_sgd_has_no_second_moment_that_could_follow_the_batch() -> None:
 
 @pytest.mark.parametrize("budget", [512, 10_000, 1_000_003])
 def test_the_first_rung_of_every_run_lies_past_its_warm_up(budget: int) -> None:
-    optimizer, pruner = study_of().optimizer, AshaPruner()
+    config, pruner = study_of(), AshaPruner()
     for batch in (1, 4, 32, 256, 4096):
         for own in (budget, 3 * budget, budget // 3):
             first, *others = pruner.rungs(budget, own)
-            assert warmup_samples(optimizer, batch, own) < first < own
+            assert warmup_samples(config, batch, own) < first < own
             assert all(first < other < own for other in others)
 
 

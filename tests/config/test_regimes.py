@@ -75,7 +75,7 @@ def test_a_stored_study_is_read_as_it_was() -> None:
     ids=["6 %", "10 steps", "at most a fifth"],
 )
 def test_a_short_warm_up_is_a_share_of_the_run(batch: int, budget: int, expected: int) -> None:
-    assert warmup_samples(study().optimizer, batch, budget) == expected
+    assert warmup_samples(study(), batch, budget) == expected
 
 
 @pytest.mark.parametrize(

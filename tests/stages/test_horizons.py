@@ -199,7 +199,7 @@ def test_the_real_runs_answer_is_the_answer_everywhere(tmp_path: Path) -> None:
         "what a choice saves in a run of the study's length is not the answer"
     )
     assert recommendation.learning_rate == findings.learning_rate
-    assert recommendation.warmup_samples == warmup_samples(config.optimizer, batch, budget)
+    assert recommendation.warmup_samples == warmup_samples(config, batch, budget)
     assert recommendation.real_run == findings
     assert (recommendation.time, recommendation.regret_time) == (findings.time, findings.regret_time)
     assert recommendation.p_best == next(one.p_best for one in findings.batches if one.effective_batch_size == batch)

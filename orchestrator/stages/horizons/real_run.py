@@ -41,7 +41,7 @@ def as_recommended(config: StudyConfig, study: Study, winner: Trial) -> TrialCon
         "learning_rate": real.learning_rate,
         "optimizer": optimizer,
         "sample_budget": budget,
-        "warmup_samples": warmup_samples(config.optimizer, batch, budget),
+        "warmup_samples": warmup_samples(config, batch, budget),
         "evaluations": evenly_spaced(budget, config.evaluations),
         "rungs": (),
         "noise_snapshots": (),

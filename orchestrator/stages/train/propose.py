@@ -143,7 +143,7 @@ def _snapshots(context: StageContext[Train], candidate: Candidate) -> tuple[int,
     """Return when the protected run measures its gradient noise: once it is warm, and at shares of its way."""
     if not context.config.statistics:
         return ()
-    warm = warmup_samples(context.config.optimizer, candidate.split.effective_batch_size, candidate.sample_budget)
+    warm = warmup_samples(context.config, candidate.split.effective_batch_size, candidate.sample_budget)
     counts = {warm, *(round(share * candidate.sample_budget) for share in SNAPSHOT_SHARES)}
     return tuple(sorted(count for count in counts if count >= max(1, warm)))
 
