@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from batchscout.trainers.checkpoints.checkpoint import random_state, set_random_state
 from batchscout.trainers.checkpoints.made_with import made_with
@@ -29,7 +30,7 @@ from batchscout.trainers.model.equivalence import Weights, weights_of
 from batchscout.trainers.model.frozen import frozen_digest
 from batchscout.trainers.model.knobs import head_if_wanted
 from batchscout.trainers.model.models import initial_module, with_synced_batch_norm
-from batchscout.trainers.model.parallel import load_state, load_trained, state_of
+from batchscout.trainers.model.parallel import load_buffers, load_state, load_trained, state_of, unsaved_buffers
 from batchscout.trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN
 from batchscout.trainers.noise.step_statistics import read_step
 from batchscout.trainers.report import Known
@@ -76,6 +77,8 @@ class Run(Learner):
             nominal_targets=config.micro_batch_size * longest,
             lengths_differ=lengths is not None or bool(config.long_samples),
         )
+        # In place each change raises the version, of which torch keeps count.
+        self._made_buffers = {name: (one, one._version) for name, one in unsaved_buffers(self.module).items()}
         self.num_steps = self.samples_seen = 0
         self.evaluated_at: list[int] = []
         """The sample counts of the evaluations that were reported and answered."""
@@ -211,11 +214,19 @@ class Run(Learner):
             **self._made_with(),
             "seed": self.config.seed,
             **state_of(self.module, self.optimizer),
+            "buffers": {name: buffer.detach().cpu() for name, buffer in self._moved_buffers()},
             "scaler": self.scaler.state_dict(),
             "average": self.average.state() if self.average else None,
             "random": of_every_rank(random_state(self.device)),
             **({"stream": dataclasses.asdict(self.feed.place)} if self.feed.place else {}),
         }
+
+    def _moved_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the buffers that the module's own state leaves out and that are not as it was made with."""
+        for name, buffer in unsaved_buffers(self.module).items():
+            made, version = self._made_buffers.get(name, (None, 0))
+            if buffer is not made or buffer._version != version:
+                yield name, buffer
 
     def resume(self, directory: Path, token: str = "local", known: Known | None = None) -> dict[str, Any] | None:
         """Go on from the run's newest checkpoint below `directory`; where there is none, a branch begins from another
@@ -247,6 +258,8 @@ class Run(Learner):
         if state.get("stream"):
             self.feed.go_on_from(Place(**state["stream"]))
         load_state(self.module, self.optimizer, state)
+        with torch.no_grad():
+            load_buffers(self.module, state.get("buffers", {}))  # earlier checkpoints have none
         for group, own in zip(self.optimizer.param_groups, settings, strict=False):
             group.update(own)
         if state["scaler"]:  # that of another precision has none

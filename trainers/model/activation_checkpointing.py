@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
 from batchscout.trainers.config import ActivationCheckpointing, TrialConfig
@@ -61,6 +61,25 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig, *, lengths_differ: bo
         for module in [model] if not blocks or config.compile == "whole" else [block.module for block in blocks]:
             module.compile(dynamic=config.dynamic_micro_batch or lengths_differ, **_backend(mode))
     return model
+
+
+@contextlib.contextmanager
+def as_it_was_made(model: nn.Module) -> Iterator[None]:
+    """Have the model's modules under their own names, as its code made them, for as long as the block runs: what wraps a block is a
+    part of their names."""
+    wrapped = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, CheckpointWrapper)
+    ]
+    try:
+        for parent, name, child in wrapped:
+            parent._modules[name] = child._checkpoint_wrapped_module
+        yield
+    finally:
+        for parent, name, child in wrapped:
+            parent._modules[name] = child
 
 
 def _checkpointed(block: nn.Module, config: TrialConfig) -> nn.Module:

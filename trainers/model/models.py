@@ -209,6 +209,12 @@ def with_synced_batch_norm(module: nn.Module, device: torch.device) -> nn.Module
     return nn.SyncBatchNorm.convert_sync_batchnorm(module)
 
 
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """Return the means and variances that BatchNorm keeps for evaluations."""
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORM)]
+    return [kept for norm in norms for kept in (norm.running_mean, norm.running_var) if kept is not None]
+
+
 def num_batch_norms(model: nn.Module) -> int:
     """Count the layers whose statistics depend on the micro-batch: with them a split of the batch is another
     experiment."""

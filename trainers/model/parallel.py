@@ -4,6 +4,7 @@ again."""
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from batchscout.trainers.config import Precision, TrialConfig
+from batchscout.trainers.model.activation_checkpointing import as_it_was_made
 from batchscout.trainers.model.blocks import find_blocks
 from batchscout.trainers.model.frozen import frozen_of
 from batchscout.trainers.model.losses import LossFunction
@@ -168,6 +170,26 @@ def load_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[
     else:
         load_trained(module, state["model"])
         optimizer.load_state_dict(state["optimizer"])
+
+
+def unsaved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that the module's own state leaves out (persistent=False), by their names."""
+    with as_it_was_made(module):
+        saved = module.state_dict().keys()
+        return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
+
+
+def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Give the module these buffers, by their names, which its own state leaves out."""
+    with as_it_was_made(module):
+        for name, value in buffers.items():
+            place, _, own = name.rpartition(".")
+            parent = module.get_submodule(place)
+            before = parent.get_buffer(own)
+            if before.shape == value.shape:
+                before.copy_(value)
+            else:
+                parent.register_buffer(own, value.to(before.device), persistent=False)
 
 
 def load_trained(module: nn.Module, weights: dict[str, Tensor]) -> None:

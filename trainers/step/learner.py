@@ -13,7 +13,7 @@ from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.model.activation_checkpointing import apply_to_blocks
 from batchscout.trainers.model.knobs import on_device, with_knobs
 from batchscout.trainers.model.losses import autocasting
-from batchscout.trainers.model.models import switch_off_dropout
+from batchscout.trainers.model.models import running_statistics, switch_off_dropout
 from batchscout.trainers.model.parallel import distribute, leaves_of
 from batchscout.trainers.noise.gradient_noise import MicroGradientNorms
 from batchscout.trainers.step.accumulation import accumulate_gradient, normalise_and_clip
@@ -47,7 +47,7 @@ class Learner:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(module, config)
         half_life = config.ema_half_life_samples
-        self.average = WeightAverage(self.parameters, half_life) if half_life else None
+        self.average = WeightAverage([*self.parameters, *running_statistics(module)], half_life) if half_life else None
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self.loss_function = autocasting(on_device(loss, module, config), config, device)
         self.norms = MicroGradientNorms(leaves_of(module), config.world_size) if config.statistics else None

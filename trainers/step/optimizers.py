@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from batchscout.trainers.config import OptimizerConfig, TrialConfig, resolve
 from batchscout.trainers.knobs import bfloat16_weights, optimizer_offload
+from batchscout.trainers.model.activation_checkpointing import as_it_was_made
 from batchscout.trainers.model.blocks import find_blocks
 from batchscout.trainers.step.closures import Closure, loss_of
 from batchscout.trainers.step.optimizer_offload import OnTheHost
@@ -224,7 +225,9 @@ def evaluating(optimizer: Any) -> Iterator[None]:
 
 def _own_groups(model: nn.Module, parameters: Sequence[nn.Parameter], path: str, learning_rate: float) -> ParamGroups:
     """Return the groups that the user's callable makes, the first with the run's learning rate."""
-    groups = resolve(path)(model)
+    with as_it_was_made(model):
+        groups = resolve(path)(model)
+        groups = list(groups) if isinstance(groups, Iterator) else groups
     if not isinstance(groups, Iterable) or not all(isinstance(group, dict) and "params" in group for group in groups):
         raise ValueError(
             f"optimizer.param_groups {path} returned {_described(groups)}; return a list of dictionaries, each with `params`"

@@ -79,7 +79,7 @@ def _kept_notes(r: Recommendation) -> list[str]:
         decay = 0.5 ** (r.effective_batch_size / r.ema_half_life_samples)
         notes.append(
             f"losses were measured with an average of the weights, of a half-life of {r.ema_half_life_samples} samples: keep one with "
-            f"torch.optim.swa_utils.AveragedModel and a decay of {decay:.6g} a step"
+            f"torch.optim.swa_utils.AveragedModel and a decay of {decay:.6g} a step{', use_buffers=True' if r.batch_norm else ''}"
         )
     return notes
 

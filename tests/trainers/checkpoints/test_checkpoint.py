@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from batchscout.trainers.device.memory import give_back, memory_of
 from batchscout.trainers.files import StorageLost
 from batchscout.trainers.loop import train
 from batchscout.trainers.notices import NoticeKind
-from batchscout.trainers.report import Answer
+from batchscout.trainers.report import Answer, Report
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import (
     assert_equal_bit_by_bit,
@@ -52,6 +53,68 @@ def never_stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("never-stopped")
     assert train(config(**STOPPABLE), lambda report: None, directory) == Answer.GO_ON
     return final_state(directory)
+
+
+class Counting(torch.nn.Module):
+    """Its scale grows in training, in place or as a new tensor, and its state leaves that out."""
+
+    def __init__(self, vocab_size: int, *, anew: bool) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(vocab_size, 8)
+        self.blocks = torch.nn.ModuleList(Grown(anew) for _ in range(2))
+        self.head = torch.nn.Linear(8, vocab_size)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        values = self.embedding(input_ids)
+        for block in self.blocks:
+            values = block(values)
+        return self.head(values)
+
+
+class Grown(torch.nn.Module):
+    def __init__(self, anew: bool) -> None:
+        super().__init__()
+        self.linear, self.anew = torch.nn.Linear(8, 8), anew
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+        self.register_buffer("table", torch.ones(64), persistent=False)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        if self.training and self.anew:
+            self.scale = self.scale * 1.1
+        elif self.training:
+            self.scale.mul_(1.1)
+        return self.linear(values) * self.scale * self.table[0]
+
+
+def counting(*, vocab_size: int, seq_len: int, anew: bool) -> torch.nn.Module:
+    return Counting(vocab_size, anew=anew)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_a_run_goes_on_with_the_buffers_that_its_modules_do_not_save(tmp_path: Path, anew: bool, mode: str) -> None:
+    model = {"target": "tests.trainers.checkpoints.test_checkpoint:counting", "kwargs": {"anew": anew}}
+    trial = config(
+        model=model,
+        loss={"type": "cross_entropy", "targets": "targets"},
+        activation_checkpointing=mode,
+        sample_budget=64,
+        rungs=(32,),
+        evaluations=(64,),
+    )
+    ends: dict[str, list[float]] = {"whole": [], "parts": []}
+    for name, stop in (("whole", False), ("parts", True)):
+        report = stop_at(32) if stop else None
+
+        def said(one: Report, name: str = name, report: Callable[[Report], Answer] | None = report) -> Answer:
+            ends[name] += [one.metrics["val_loss"]] if one.kind == "end" else []
+            return report(one) if report else Answer.GO_ON
+
+        while not ends[name]:
+            train(trial, said, tmp_path / name)
+    assert ends["whole"] == ends["parts"]
+    saved = newest_state(tmp_path / "parts" / "checkpoints")["buffers"]
+    assert set(saved) == {"blocks.0.scale", "blocks.1.scale"}, "what does not move is not kept"
 
 
 @pytest.mark.parametrize("optimizer", [{"type": "adamw"}, {"type": "sgd"}])

@@ -156,6 +156,30 @@ def test_groups_keep_the_ratio_of_their_rates_while_the_study_changes_the_first(
     assert run.metrics()["learning_rate"] == pytest.approx(0.4)
 
 
+def slow_first_block(model: nn.Module) -> list[dict[str, Any]]:
+    named = list(model.named_parameters())
+    first = [
+        p for name, p in named if name.startswith("blocks.0.attention.") or name == "blocks.0.attention_norm.weight"
+    ]
+    others = [p for name, p in named if not any(p is one for one in first)]
+    return [{"params": others, "lr": 0.02}, {"params": first, "lr": 0.002}]
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_groups_by_name_are_the_same_whatever_is_checkpointed(mode: str) -> None:
+    """A wrapped block's parameters had its wrapper in their names, and fell into the other group."""
+    model = {"target": "gpt", "kwargs": {"num_layers": 2, "hidden_dim": 16, "num_heads": 2}}
+    run = cpu_run(
+        config(
+            model=model, activation_checkpointing=mode,
+            optimizer={"param_groups": f"{HERE}:slow_first_block"}, learning_rate=0.4,
+        ),
+        steps=1,
+    )  # fmt: skip
+    assert [len(group["params"]) for group in run.optimizer.param_groups] == [17, 3]
+    assert [group["lr"] for group in run.optimizer.param_groups] == pytest.approx([0.4, 0.04])
+
+
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor"])
 def test_those_that_are_built_in_take_groups_too_and_decay_what_says_nothing(name: str) -> None:
     settings = {"type": name, "param_groups": f"{HERE}:two_groups", "weight_decay": 0.3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from batchscout.trainers.report import Answer
 from batchscout.trainers.reporting.evaluation import evaluate
 from batchscout.trainers.step.weight_average import WeightAverage
 from tests.support.tiny import config, cpu_run
+
+LOSS = {"type": "cross_entropy", "targets": "targets"}
 
 
 def averaged(steps: list[tuple[int, float]], half_life_samples: int = 64) -> float:
@@ -73,8 +76,41 @@ def test_the_average_is_what_is_evaluated_and_the_run_trains_on_as_without_it() 
         averaged.average = kept
 
 
-def test_a_run_that_stops_and_goes_on_has_the_same_average(tmp_path: Path) -> None:
-    trial = config(sample_budget=64, evaluations=(24,), ema_half_life_samples=16)
+class Normed(torch.nn.Module):
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.embedding, self.norm = torch.nn.Embedding(vocab_size, 8), torch.nn.BatchNorm1d(8)
+        self.head = torch.nn.Linear(8, vocab_size)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.embedding(input_ids).transpose(1, 2)).transpose(1, 2))
+
+
+def normed(*, vocab_size: int, seq_len: int) -> torch.nn.Module:
+    return Normed(vocab_size)
+
+
+def test_the_statistics_of_batch_norm_are_averaged_with_the_weights_that_they_are_of() -> None:
+    model = {"target": "tests.trainers.step.test_weight_average:normed"}
+    run = cpu_run(config(model=model, loss=LOSS, ema_half_life_samples=16, learning_rate=0.05))
+    norm = next(one for one in run.module.modules() if isinstance(one, torch.nn.BatchNorm1d))
+    assert norm.running_mean is not None
+    assert run.average is not None
+    steps = []
+    for _ in range(6):
+        run.step()
+        steps.append((run.config.effective_batch_size, norm.running_mean[0].item()))
+    with run.average.in_place():
+        assert norm.running_mean[0].item() == pytest.approx(weighted_mean(steps, 16), rel=1e-4)
+    assert norm.running_mean[0].item() == steps[-1][1]
+
+
+@pytest.mark.parametrize(
+    "model", [{}, {"model": {"target": "tests.trainers.step.test_weight_average:normed"}}], ids=["plain", "normed"]
+)
+def test_a_run_that_stops_and_goes_on_has_the_same_average(tmp_path: Path, model: dict[str, Any]) -> None:
+    loss: dict[str, Any] = {"loss": LOSS} if model else {}
+    trial = config(sample_budget=64, evaluations=(24,), ema_half_life_samples=16, **model, **loss)
     ends: list[float] = []
     train(trial, lambda report: ends.append(report.metrics["val_loss"]), tmp_path / "whole")
     train(trial, lambda report: Answer.STOP, tmp_path / "parts")
