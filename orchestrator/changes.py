@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from batchscout.orchestrator import preflight
@@ -86,3 +86,17 @@ def refuse_or_keep(journal: Journal, changes: Changes, *, keep_finished: bool) -
         notice = Notice(NoticeKind.KEPT_TRIALS, kept_text(journal.study, changes.names))
         if notice not in journal.study.notices.get(None, []):
             journal.append(noticed(notice))
+
+
+def measured_elsewhere(before: Facts, torch_now: str, device_now: str) -> Iterator[str]:
+    """Yield what is another by now of what a study's trials were measured on: torch, or the device and the threads of a rank on it."""
+    torch_before = (before.versions or {}).get("torch", "")
+    device_before, device_now = (
+        (told or "").rpartition(", ")[0] for told in (before.device, device_now)
+    )  # the rest is its memory
+    for how, one, other in (("with torch", torch_before, torch_now), ("on", device_before, device_now)):
+        if one and other and one != other:
+            yield (
+                f"trials were measured {how} {one}, and later ones {how} {other}: speeds, memory and losses of both are compared; to measure all "
+                "alike, run the study with another --dir"
+            )

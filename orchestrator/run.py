@@ -21,6 +21,7 @@ from batchscout.orchestrator.changes import (
     changes_of,
     changes_of_what_is_over,
     made_of,
+    measured_elsewhere,
     refuse_or_keep,
     without_what_it_writes,
 )
@@ -90,9 +91,10 @@ from batchscout.orchestrator.study.storage.place import RunPlace
 from batchscout.orchestrator.study.storage.stored_study import StoredStudy
 from batchscout.orchestrator.study.trial import TrialState
 from batchscout.orchestrator.terminal import printable
-from batchscout.orchestrator.units import counted
+from batchscout.orchestrator.units import bytes_text, counted
 from batchscout.trainers.config import left_as_it_is
 from batchscout.trainers.data.cache import cache_directory
+from batchscout.trainers.device import cgroup
 from batchscout.trainers.files import StorageLost, naming_the_disk
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 
@@ -415,12 +417,19 @@ def _choose_nodes(driver: Driver, scaler: Autoscaler) -> Choice:
 
 
 def _share_host_memory(driver: Driver, shape: LaneShape) -> None:
-    """Journal an equal share of this host's memory as the limit of every CPU rank, once, if the study file has no
-    limit."""
-    facts = driver.journal.study.facts
-    if driver.config.memory_limit is None and not shape.use_gpu and facts.memory_limit_bytes is None:
-        share = preflight.available_memory_bytes() // shape.num_ranks
+    """Journal an equal share of this host's memory as the limit of every CPU rank, once, if the study file has no limit. Raises ValueError
+    where there are more ranks by now than the host can give as much."""
+    limit, num_ranks = driver.journal.study.facts.memory_limit_bytes, shape.num_ranks
+    if driver.config.memory_limit is not None or shape.use_gpu:
+        return
+    if limit is None:
+        share = preflight.available_memory_bytes() // num_ranks
         driver.journal.append(FactsRead(facts=Facts(memory_limit_bytes=share)))
+    elif limit * num_ranks > (whole := cgroup.whole_bytes()):
+        raise ValueError(
+            f"this study began with {bytes_text(limit)} for each rank, and {num_ranks} ranks of it are more than this host has "
+            f"({bytes_text(whole)}); go on with as many lanes as it began with, or choose another --dir"
+        )
 
 
 def _read_device_peaks(driver: Driver, shape: LaneShape, *, is_local: bool) -> None:
@@ -434,20 +443,17 @@ def _read_device_peaks(driver: Driver, shape: LaneShape, *, is_local: bool) -> N
 
 
 def _read_machine(driver: Driver, lanes: Lanes) -> None:
-    """Journal once on what the study is run, and with which versions, for whoever reads its report; say later where the torch that trials
-    were measured with is another by now."""
+    """Journal once on what the study is run, and with which versions, for whoever reads its report; say later where that of the trials so far
+    is another by now."""
     numbers = {library: version(library) for library in ("batchscout", "torch", "ray")}
-    study, known = driver.journal.study, driver.journal.study.facts.versions
-    if known and known.get("torch") != numbers["torch"] and any(trial.state.ended for trial in study.trials.values()):
-        told = (
-            f"trials were measured with torch {known.get('torch')}, and later ones with {numbers['torch']}: speeds, memory and losses of both are "
-            "compared; to measure all with one, run the study with another --dir"
-        )
-        _tell(driver, Notice(NoticeKind.KEPT_TRIALS, told))
-    if known is None:
-        versions, first = {"python": platform.python_version(), **numbers}, lanes.first(driver.journal.raise_if_lost)
+    study, first = driver.journal.study, lanes.first(driver.journal.raise_if_lost)
+    if study.facts.versions is None:
+        versions = {"python": platform.python_version(), **numbers}
         facts = Facts(device=first.device or None, measured_on=first.hardware, versions=versions)
         driver.journal.append(FactsRead(facts=facts))
+    elif any(trial.state.ended for trial in study.trials.values()):
+        for told in measured_elsewhere(study.facts, numbers["torch"], first.device):
+            _tell(driver, Notice(NoticeKind.KEPT_TRIALS, told))
 
 
 def _measurements(driver: Driver, lanes: Lanes) -> Measurements:

@@ -18,6 +18,7 @@ from batchscout.orchestrator.changes import (
     changes_of,
     changes_of_what_is_over,
     made_of,
+    measured_elsewhere,
     refuse_or_keep,
     without_what_it_writes,
 )
@@ -43,6 +44,18 @@ def data(*, length: int = 32, **_: object) -> tuple[Any, Any]:
     """Other samples in every process, though the same for good in one: as a shuffle at import without a seed."""
     random.seed(str.__hash__("another in every process"))
     return random.sample(samples(0, 200), length), samples(0)
+
+
+def test_another_torch_or_other_threads_than_those_that_measured_are_told() -> None:
+    """On a CPU lanes share the cores: with four of them a rank has a quarter of the threads."""
+    before = Facts(versions={"torch": "2.11.0"}, device="AMD EPYC, 16 threads, 1000 bytes")
+    assert list(measured_elsewhere(before, "2.11.0", "AMD EPYC, 16 threads, 999 bytes")) == []
+    (threads,) = measured_elsewhere(before, "2.11.0", "AMD EPYC, 4 threads, 1000 bytes")
+    assert "measured on AMD EPYC, 16 threads, and later ones on AMD EPYC, 4 threads" in threads
+    assert "run the study with another --dir" in threads
+    (version,) = measured_elsewhere(before, "2.13.0", "AMD EPYC, 16 threads, 1000 bytes")
+    assert "with torch 2.11.0, and later ones with torch 2.13.0" in version
+    assert list(measured_elsewhere(Facts(), "2.13.0", "")) == [], "of what is not known nothing is told"
 
 
 def begin(journal: Journal, facts: Facts, config: StudyConfig) -> None:

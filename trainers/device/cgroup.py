@@ -33,8 +33,16 @@ def limit_bytes(proc: Path = Path("/proc")) -> int | None:
     A limit above what the host has is none: version 1 says so that a group has no limit.
     """
     limits = (limit for group in memory_groups(proc) for limit, _, _ in _limits(group))
-    host = int(_fields(proc / "meminfo")["MemTotal:"]) * 1024
-    return min((limit for limit in limits if limit < host), default=None)
+    return min((limit for limit in limits if limit < _host_bytes(proc)), default=None)
+
+
+def whole_bytes(proc: Path = Path("/proc")) -> int:
+    """Return the most memory that this process and all others of its group may ever take: that of the host, or its limit."""
+    return limit_bytes(proc) or _host_bytes(proc)
+
+
+def _host_bytes(proc: Path) -> int:
+    return int(_fields(proc / "meminfo")["MemTotal:"]) * 1024
 
 
 def memory_kills(proc: Path = Path("/proc")) -> int:

@@ -94,7 +94,7 @@ def test_the_limit_is_the_least_of_the_group_and_those_around_it_whatever_is_tak
     group(job, **{limit: 4 * GIB}, **taken)
     assert cgroup.limit_bytes(proc) == 4 * GIB
     group(job / "step", **{limit: 3 * GIB})
-    assert cgroup.limit_bytes(proc) == 3 * GIB
+    assert cgroup.limit_bytes(proc) == cgroup.whole_bytes(proc) == 3 * GIB
 
 
 @pytest.mark.parametrize("version", [version_1, version_2])
