@@ -149,14 +149,14 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
         return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(config, study)}{sure}"
     theirs = _standing(study, baseline, target)
     if known is not None:
-        return _against_own(config, baseline, known, ours, theirs)
+        return _against_own(config, study, baseline, known, ours, theirs)
     if winner.config.effective_batch_size == baseline.config.effective_batch_size:
         its_rate = "" if winner.candidate == baseline.candidate else f"; {_at_its_rate(ours, theirs, target)}"
         findings = found(study, TrainFindings)
         is_alone = findings is not None and len(findings.batches) == 1
         alone = "it is the only batch that was tried" if is_alone else "no batch that was tried is better than yours"
         return f"{alone}{its_rate}"
-    return _against(config, ours, theirs)
+    return _against(config, study, ours, theirs)
 
 
 def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: HorizonsFindings) -> str:
@@ -165,7 +165,7 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     assert known, "it was carried to that length"
     length = f"for the real run of {number_text(real.samples)} samples, {number_text(real.samples / config.sample_budget)} x this study's, "
     if known.keeps_own:
-        saved = f"{whose(config, baseline)} stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}; it ends at"
+        saved = f"{whose(config, study, baseline)} stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}; it ends at"
     elif known.time and baseline:
         saved = f"it reaches {_share_text(config, known.time)}{_parts_text(known.time, real.effective_batch_size, baseline)}; it ends at"
     else:
@@ -173,7 +173,9 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     ours = _standing(study, winner, None)
     against = _how_the_baseline_ended(config, study) if baseline is None else ""
     if baseline and baseline is not winner:
-        against = f" against {loss_text(_standing(study, baseline, None).val_loss)} with {whose(config, baseline)}"
+        against = (
+            f" against {loss_text(_standing(study, baseline, None).val_loss)} with {whose(config, study, baseline)}"
+        )
     own, ends = winner.config, (real.val_loss, real.val_loss_low, real.val_loss_high)
     middle, low, high = map(loss_text, ends)
     return (
@@ -183,19 +185,21 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     )
 
 
-def _against_own(config: StudyConfig, baseline: Trial, known: Known, ours: Standing, theirs: Standing) -> str:
+def _against_own(
+    config: StudyConfig, study: Study, baseline: Trial, known: Known, ours: Standing, theirs: Standing
+) -> str:
     """Return what the setting saves against the user's own, as people budget it, and how sure that is."""
     if known.keeps_own:
         is_good = known.regret_time <= config.useful_gain and len(known.p_best) > 1
         so = ", so the batch is not your bottleneck" if is_good else ""
         return (
-            f"{whose(config, baseline)} stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}{so}; it "
+            f"{whose(config, study, baseline)} stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}{so}; it "
             f"{_ending(ours, config.target_loss)}{_sure(config, known)}"
         )
     saved, batch = "", ours.config.effective_batch_size
     if known.time:
         saved = f"; it reaches {_share_text(config, known.time)}{_parts_text(known.time, batch, baseline)}"
-    return f"{_against(config, ours, theirs)}{saved}{_sure(config, known)}"
+    return f"{_against(config, study, ours, theirs)}{saved}{_sure(config, known)}"
 
 
 def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
@@ -205,15 +209,17 @@ def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
         told = _against_source(config, study, winner, change)
         return f"{told}; of that one: {saved_text(config, study, study.trials[change.source])}"
     if (known and known.keeps_own) or (baseline and baseline.candidate == winner.candidate):
-        return f"nothing: it is {whose(config, baseline)}"
+        return f"nothing: it is {whose(config, study, baseline)}"
     if known and known.time and baseline:
         batch = real.effective_batch_size if real else winner.config.effective_batch_size
         of_what = f"of a run of {number_text(real.samples)} samples with" if real else "of"
-        return f"{_share_text(config, known.time)} {of_what} {_own_text(config, baseline)}{_parts_text(known.time, batch, baseline)}"
+        return f"{_share_text(config, known.time)} {of_what} {_own_text(config, study, baseline)}{_parts_text(known.time, batch, baseline)}"
     ours = _standing(study, winner, config.target_loss)
     if baseline is None:
         return f"not known: it {_ending(ours, config.target_loss)}{_how_the_baseline_ended(config, study)}"
-    return f"not known in training time: {_against(config, ours, _standing(study, baseline, config.target_loss))}"
+    return (
+        f"not known in training time: {_against(config, study, ours, _standing(study, baseline, config.target_loss))}"
+    )
 
 
 def _share_text(config: StudyConfig, time: TimeGain) -> str:
@@ -244,18 +250,18 @@ def _against_source(config: StudyConfig, study: Study, winner: Trial, change: Ch
     return f"it {_ending(ours, target)}, the same run {same} {_ending(theirs, target)}{cost}, which is more than seeds vary"
 
 
-def _against(config: StudyConfig, ours: Standing, theirs: Standing) -> str:
+def _against(config: StudyConfig, study: Study, ours: Standing, theirs: Standing) -> str:
     """Return what the two came to, and after what."""
-    own, target = _own_text(config, theirs.first), config.target_loss
+    own, target = _own_text(config, study, theirs.first), config.target_loss
     if target is not None:
         return f"it {_ending(ours, target)}, {own} {_ending(theirs, target)}{_cost(config, ours, theirs)}"
     losses = f"val loss {loss_text(ours.val_loss)} against {loss_text(theirs.val_loss)}"
     return f"{losses} with {own}{_cost(config, ours, theirs)}"
 
 
-def _own_text(config: StudyConfig, own: Trial) -> str:
+def _own_text(config: StudyConfig, study: Study, own: Trial) -> str:
     batch, rate = own.config.effective_batch_size, own.config.learning_rate
-    return f"{whose(config, own)} (effective batch {batch}, learning rate {rate:.3g})"
+    return f"{whose(config, study, own)} (effective batch {batch}, learning rate {rate:.3g})"
 
 
 def _standing(study: Study, trial: Trial, target_loss: float | None) -> Standing:
@@ -308,7 +314,7 @@ def _how_the_baseline_ended(config: StudyConfig, study: Study) -> str:
     if baseline is None:
         return ""
     ended = "diverged" if baseline.cause is Cause.DIVERGED else f"did not finish ({baseline.explanation})"
-    return f"; {_own_text(config, baseline)} {ended}"
+    return f"; {_own_text(config, study, baseline)} {ended}"
 
 
 def _sure(config: StudyConfig, known: Known) -> str:

@@ -304,6 +304,25 @@ def test_lightning_builds_the_other_optimizers_as_the_study_did() -> None:
     ]
 
 
+class WithModes(torch.optim.SGD):
+    """It steps from other weights than are evaluated, as schedule-free optimizers do, and must be told which are wanted."""
+
+    mode = ""
+
+    def train(self) -> None:
+        self.mode = "train"
+
+    def eval(self) -> None:
+        self.mode = "eval"
+
+
+@pytest.mark.parametrize("groups", [None, "tests.output.test_export:two_rates"])
+def test_an_optimizer_with_modes_is_told_to_train(groups: str | None) -> None:
+    r = with_optimizer(type="own", target="tests.output.test_export:WithModes", param_groups=groups)
+    for to in ("torch", "accelerate"):
+        assert run(export(r, to), {})["build_optimizer"](torch.nn.Linear(2, 2)).mode == "train"
+
+
 def two_rates(model: torch.nn.Module) -> list[dict[str, Any]]:
     weights = list(model.parameters())
     return [{"params": weights[:1], "lr": 0.5}, {"params": weights[1:], "lr": 0.05}]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from batchscout.orchestrator.config.load import apply_override, parse_study
 from batchscout.orchestrator.output.recommendation import Recommendation
@@ -17,7 +18,7 @@ from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.forms import Rate
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
-from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TimeGain, TrainFindings
+from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TimeGain, TrainFindings, whose
 from batchscout.orchestrator.study.events import Evaluated, FactsRead, Noticed, RunBegan
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
@@ -300,6 +301,22 @@ def test_the_losses_are_the_means_of_the_seeds() -> None:
     found = recommendation_of(config, study)
     assert "val loss 3.300 against 3.600 with your own setting" in found.verdict
     assert "Measured with 2 seeds, " in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("given", "whose_it_is"),
+    [
+        ({"name": "s", "optimizer": {"weight_decay": 0.1}}, "batchscout's default setting"),
+        ({"name": "s", "optimizer": {"lr": 1e-3}}, "your own setting"),
+        ({"name": "s", "batch": {"micro_batch_size": 8}}, "your own setting"),
+        ({}, "your own setting"),
+    ],
+    ids=["neither rate nor batch", "a rate", "a batch", "not known"],
+)
+def test_a_setting_that_nobody_gave_is_not_called_the_users(given: dict[str, JsonValue], whose_it_is: str) -> None:
+    study = Study("s")
+    tell(study, RunBegan(token="first", given=given))
+    assert whose(example_config(), study, None) == whose_it_is
 
 
 def test_losses_that_hardly_change_are_said_first_with_what_to_raise() -> None:

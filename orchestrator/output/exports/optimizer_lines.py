@@ -103,12 +103,19 @@ def _own_lines(optimizer: OptimizerConfig, rate: float, parameters_of: str, mode
     made = optimizer.target.partition(":")[2]
     if not optimizer.param_groups:
         made_of_all = f"    optimizer = {made}({parameters_of}.parameters(), lr={rate!r}{further})"
-        return [_import_of(optimizer.target), "", made_of_all]
+        return [_import_of(optimizer.target), "", made_of_all, *_MODES]
     return [
         _import_of(optimizer.target),
         *_own_groups(optimizer.param_groups, rate, model),
         f"    optimizer = {made}(groups, lr={rate!r}{further})",
+        *_MODES,
     ]
+
+
+_MODES = (
+    "    if hasattr(optimizer, 'train'):  # as schedule-free ones have it: call eval() before you validate or save, and train() after",
+    "        optimizer.train()",
+)
 
 
 def _own_groups(path: str, rate: float, model: str) -> list[str]:

@@ -121,9 +121,14 @@ def _is_own(context: StageContext[Train], standing: Standing) -> bool:
     return standing.first.protected and abs(config.learning_rate / rule - 1) < SAME_RATE
 
 
-def whose(config: StudyConfig, baseline: Trial | None) -> str:
+def whose(config: StudyConfig, study: Study, baseline: Trial | None) -> str:
     """Return what the run that others are held against is to the user."""
-    return "your own setting" if not_run(config, baseline) is None else "the setting nearest to yours"
+    if not_run(config, baseline) is not None:
+        return "the setting nearest to yours"
+    given = study.given  # nothing in a study of an earlier version
+    of_optimizer = given.get("optimizer")
+    rate = isinstance(of_optimizer, dict) and {"lr", "reference_batch_size"} & of_optimizer.keys()
+    return "your own setting" if rate or "batch" in given or not given else "batchscout's default setting"
 
 
 def not_run(config: StudyConfig, baseline: Trial | None) -> int | None:

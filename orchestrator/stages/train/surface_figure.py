@@ -74,7 +74,7 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
 
 
 def _whose(context: StageContext[Train]) -> str:
-    return whose(context.config, next((trial for trial in context.trials() if trial.protected), None))
+    return whose(context.config, context.study, next((trial for trial in context.trials() if trial.protected), None))
 
 
 MOST_LOST = -1.0
