@@ -176,7 +176,9 @@ def _add_options_of_run(command: argparse.ArgumentParser) -> None:
         help="wait until the cluster has this many nodes: they are counted once",
     )
     command.add_argument(
-        "--fresh", action="store_true", help="measure the frontier even if another study did so on this machine"
+        "--fresh",
+        action="store_true",
+        help="measure the frontier even if another study did so on this machine; what this study has taken over before stays",
     )
     _add_what_becomes_of_earlier_trials(command)
     command.add_argument(

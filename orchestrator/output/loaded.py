@@ -68,7 +68,8 @@ class LoadedStudy:
 
     @property
     def best(self) -> Trial | None:
-        """The run whose settings are recommended; None where none is, or not yet."""
+        """The run that the recommendation rests on; None where there is none yet. Its settings are the recommended ones unless `real_run` carries
+        these to another length: then it is the run nearest to them."""
         return self.trial(self.recommendation.evidence.trial) if self.recommendation else None
 
     def trial(self, id: str) -> Trial:
