@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,7 +18,7 @@ from batchscout.trainers.checkpoints.checkpoint import random_state, set_random_
 from batchscout.trainers.checkpoints.made_with import made_with
 from batchscout.trainers.checkpoints.resume import branch_state, newest_state, of_every_rank
 from batchscout.trainers.config import DataConfig, Split, TrialConfig
-from batchscout.trainers.data.draws import seed_of
+from batchscout.trainers.data.draws import drawing_on_device_from, seed_of
 from batchscout.trainers.data.feed import Ask, Feed
 from batchscout.trainers.data.loaders import workers_of
 from batchscout.trainers.data.micro_batches import StepPlan, micro_batches_of
@@ -110,11 +111,19 @@ class Run(Learner):
         sums = self.accumulate(self._micro_batches(first_sample, plan), len(plan.micro_batches))
         loss_sum, num_targets = over_all_ranks(*sums)
         factor = self.nominal_targets * config.world_size / num_targets
-        gradient_norm = self.update(factor, split.effective_batch_size)
+        with self._drawn_alike():
+            gradient_norm = self.update(factor, split.effective_batch_size)
         self.meter.end_of_step(loss_sum, num_targets, gradient_norm, self.norms.take() if self.norms else None)
         if plan.tokens is not None:
             self.meter.tokens.add(plan.tokens)
         self._unread.append((self.num_steps, self.samples_seen, learning_rate))
+
+    def _drawn_alike(self) -> contextlib.AbstractContextManager[None]:
+        """Let the optimizer draw the same on every rank that holds the whole model: weights are never exchanged, so what each rounds or
+        adds at random by itself would drive them apart, step by step. Shards are no copies of each other."""
+        if self.config.world_size == 1 or self.config.parallel == "fsdp":
+            return contextlib.nullcontext()
+        return drawing_on_device_from(seed_of(self.config.seed, self.num_steps), self.device)
 
     def time_steps(self, num_steps: int) -> None:
         """Take so many steps without statistics, so that the speed told from here on is theirs. The count of steps and

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from batchscout.trainers.data.batches import move_aside
+from batchscout.trainers.data.draws import drawing_on_device_from
 from batchscout.trainers.device.device import pick_device
 from batchscout.trainers.device.memory import memory_of
 from batchscout.trainers.device.out_of_memory import is_out_of_memory
@@ -69,6 +70,21 @@ def test_after_running_out_of_memory_the_device_answers_and_its_memory_is_back(t
     assert after is not None
     assert after - before <= 64 * MIB
     train(config(), lambda _: None, tmp_path / "after")
+
+
+@pytest.mark.cuda
+def test_what_an_optimizer_draws_is_decided_by_its_seed_and_moves_no_generator() -> None:
+    device = pick_device()
+    torch.cuda.manual_seed(1)
+    expected = torch.rand(4, device=device)
+    torch.cuda.manual_seed(1)
+    drawn = []
+    for seed in (7, 7, 8):
+        with drawing_on_device_from(seed, device):
+            drawn.append(torch.rand(4, device=device))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(torch.rand(4, device=device), expected)
 
 
 @pytest.mark.cuda

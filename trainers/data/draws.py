@@ -1,4 +1,5 @@
-"""Random numbers that a data set draws (crops, noise, masks): a function of what is asked for, whoever fetches it and when."""
+"""Random numbers as a function of what they are for. Those that a data set draws (crops, noise, masks) are the same whoever fetches the
+sample and when; those that an optimizer draws, on every rank."""
 
 from __future__ import annotations
 
@@ -47,4 +48,14 @@ def drawing_from(seed: int) -> Iterator[None]:
     """Draw in this block what the seed decides, and leave the generators as they were."""
     with drawing_apart():
         draw_from(seed)
+        yield
+
+
+@contextlib.contextmanager
+def drawing_on_device_from(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw in this block what the seed decides, on the host and on this process's device, and leave the generators as they were."""
+    is_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if is_cuda else []), drawing_from(seed):
+        if is_cuda:
+            torch.cuda.manual_seed(seed)
         yield

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import random
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchscout.trainers.before.prediction import live_bytes, predict
 from batchscout.trainers.config import TrialConfig
@@ -23,6 +25,7 @@ from batchscout.trainers.reporting.evaluation import evaluate
 from batchscout.trainers.run import Run
 from batchscout.trainers.step.optimizers import Together, build_optimizer, set_learning_rate
 from tests.support.map_style import map_style_sets
+from tests.support.ranks import on_two_ranks
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, newest_state, stop_at
 
 HERE = "tests.trainers.step.test_optimizers"
@@ -334,6 +337,41 @@ def test_what_an_optimizer_reads_of_its_tensors_does_not_keep_its_memory_from_be
 def held_after_a_step(trial: TrialConfig) -> float:
     train_set, _ = map_style_sets(trial.data)
     return live_bytes(trial, train_set, fetch(train_set, [0]))[-1]
+
+
+class AddsNoise(torch.optim.SGD):
+    """As Langevin dynamics do, drawn from torch's, numpy's and Python's generators."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for parameter in (p for group in self.param_groups for p in group["params"]):
+                parameter.add_(torch.randn_like(parameter) + np.random.rand() + random.random(), alpha=1e-3)
+        return super().step(closure)
+
+
+DRAWS: dict[str, dict[str, Any]] = {
+    "rounding": {"memory_knobs": ["bfloat16_weights"], "precision": "bfloat16"},
+    "noise": {"optimizer": {"target": f"{HERE}:AddsNoise"}},
+}
+
+
+def weights_and_what_is_drawn_next() -> dict[str, tuple[list[Tensor], Tensor]]:
+    found: dict[str, tuple[list[Tensor], Tensor]] = {}
+    for name, changes in DRAWS.items():
+        run = cpu_run(config(world_size=2, **changes))
+        first, *_ = [(run.step(), [p.detach().clone() for p in run.parameters])[1] for _ in range(3)]
+        assert not torch.equal(first[0], run.parameters[0]), "the run trains"
+        found[name] = [p.detach() for p in run.parameters], torch.rand(4)
+    return found
+
+
+@pytest.mark.slow
+def test_ranks_draw_alike_what_an_optimizer_draws_and_apart_all_else(tmp_path: Path) -> None:
+    """No one exchanges weights, so what one rank alone rounds or adds at random would stay a difference for good."""
+    one, other = on_two_ranks(weights_and_what_is_drawn_next, tmp_path)
+    for name in DRAWS:
+        assert all(torch.equal(here, there) for here, there in zip(one[name][0], other[name][0], strict=True)), name
+        assert not torch.equal(one[name][1], other[name][1]), "dropout differs between the ranks"
 
 
 class WithModes(torch.optim.SGD):
