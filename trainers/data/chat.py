@@ -21,7 +21,7 @@ from batchscout.trainers.data.text import DEFAULT_VAL_FRACTION, check_held_out, 
 from batchscout.trainers.data.tokenizers import TokenizerSpec
 from batchscout.trainers.files import own_file
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Part of every cache key; raise it when the same conversations would be written differently."""
 Longer = Literal["cut", "leave_out"]
 

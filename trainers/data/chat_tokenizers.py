@@ -23,7 +23,13 @@ from batchscout.trainers.data.conversations import (
     plain,
     texts_of,
 )
-from batchscout.trainers.data.tokenizers import TokenizerSpec, loaded_tokenizer, tokenizer_identity, trained_bpe
+from batchscout.trainers.data.tokenizers import (
+    TokenizerSpec,
+    loaded_tokenizer,
+    of_whole_texts,
+    tokenizer_identity,
+    trained_bpe,
+)
 
 _OF_A_TOKENIZER = (".json", ".jinja", ".txt", ".model")
 """The files of a transformers folder that may say what its tokenizer does."""
@@ -84,7 +90,7 @@ def _of_transformers(spec: str) -> ChatTokenizer:
             f"data.kwargs.tokenizer '{spec}' has no tokenizer.json, by which it is known which text a token stands for; save it with one"
         )
     template = PLAIN if tokenizer.chat_template is None else _own_template(tokenizer)
-    return _of(tokenizer.backend_tokenizer, template)
+    return _of(of_whole_texts(tokenizer.backend_tokenizer), template)
 
 
 def _own_template(tokenizer: Any) -> Template:

@@ -35,7 +35,7 @@ from batchscout.trainers.data.packing import pack, split_rows, write_rows
 from batchscout.trainers.data.tokenizers import TokenizerSpec, encoder_of, tokenizer_identity
 from batchscout.trainers.files import own_file
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Part of every cache key; raise it when the same text would be packed differently."""
 DEFAULT_VAL_FRACTION = 0.05
 """The share of the training samples that is held out where there is no val."""

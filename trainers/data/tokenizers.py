@@ -64,12 +64,21 @@ def loaded_tokenizer(spec: str) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(spec) if Path(spec).is_file() else Tokenizer.from_pretrained(spec)
+        found = Tokenizer.from_file(spec) if Path(spec).is_file() else Tokenizer.from_pretrained(spec)
     except Exception as error:  # tokenizers raises nothing more specific
         raise ValueError(
             f"data.kwargs.tokenizer '{spec}' could not be loaded: {error}; "
             "give the path of a tokenizer.json, or train one on the data with tokenizer: {train_bpe: 8192}"
         ) from error
+    return of_whole_texts(found)
+
+
+def of_whole_texts(tokenizer: Any) -> Any:
+    """Let a tokenizer return all tokens of a text, and no others. It is saved with the length to which it cut or padded a batch last, and
+    would do so again."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def trained_bpe(vocab_size: int, documents: datasets.Dataset, special_tokens: Sequence[str] = ()) -> Any:

@@ -137,6 +137,21 @@ def test_a_tokenizers_own_template_is_used_where_it_has_one(tmp_path: Path, file
     )
 
 
+@pytest.mark.parametrize("template", [CHATML, None])
+def test_a_length_that_is_saved_with_a_tokenizer_neither_cuts_nor_pads_a_conversation(
+    tmp_path: Path, file: str, template: str | None
+) -> None:
+    folder = tokenizer_folder(tmp_path, template)
+    plain, _ = opened(file, tokenizer=folder)
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.enable_truncation(max_length=5)
+    tokenizer.enable_padding(length=500)
+    tokenizer.save(f"{folder}/tokenizer.json")
+    samples, _ = opened(file, tokenizer=folder)
+    assert samples.content_hash != plain.content_hash, "they are made anew"
+    assert all(torch.equal(samples[number]["targets"], plain[number]["targets"]) for number in range(len(ROWS)))
+
+
 def test_a_saved_data_set_gives_the_same_samples_and_its_own_validation_set(tmp_path: Path, file: str) -> None:
     from datasets import Dataset, DatasetDict
 

@@ -223,6 +223,21 @@ def test_a_tokenizer_file_gives_the_tokens_it_gave_when_it_was_trained(text_file
     assert np.array_equal(stream(loaded), stream(trained))
 
 
+@pytest.mark.parametrize("kept", ["truncation", "padding"])
+def test_a_length_that_is_saved_with_a_tokenizer_neither_cuts_nor_pads_the_text(
+    text_file: Path, tmp_path: Path, cache: Path, kept: str
+) -> None:
+    plain, _ = load_text(text_file, tokenizer={"train_bpe": 300})
+    (saved,) = cache.glob("data/*/tokenizer.json")
+    tokenizer = Tokenizer.from_file(str(saved))
+    if kept == "truncation":
+        tokenizer.enable_truncation(max_length=5)
+    else:
+        tokenizer.enable_padding(length=100_000)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert np.array_equal(stream(load_text(text_file, tokenizer=str(tmp_path / "tokenizer.json"))[0]), stream(plain))
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
