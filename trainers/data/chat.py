@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from batchscout.trainers.criteria import IGNORED_TARGET
 from batchscout.trainers.data.cache import cached, hash_of
 from batchscout.trainers.data.chat_tokenizers import ChatTokenizer, chat_tokenizer_identity, chat_tokenizer_of
-from batchscout.trainers.data.conversations import Row, Rows, pieces_of, rows_of
+from batchscout.trainers.data.conversations import Row, Rows, is_folder, pieces_of, rows_of
 from batchscout.trainers.data.corpus import no_progress_bars, refuse_shared_files
 from batchscout.trainers.data.text import DEFAULT_VAL_FRACTION, check_held_out, check_whole
 from batchscout.trainers.data.tokenizers import TokenizerSpec
@@ -47,9 +47,8 @@ def chat(
         raise ValueError(f"data.kwargs.longer is {longer!r}; use cut or leave_out")
     check_held_out(val, val_fraction)
     found = rows_of("train", train)
+    _refuse_shared(train, val, found)
     if val is not None:
-        if not (isinstance(train, str) and Path(train).is_dir()):
-            refuse_shared_files(train, val)
         of_val = rows_of("val", val)
         held_out = of_val.get("validation") or next(iter(of_val.values()))
     elif val_fraction is None:
@@ -63,6 +62,18 @@ def chat(
     key = hash_of([json.dumps(["chat", *identity]).encode()])
     entry = cached(key, lambda directory: _build(directory, rows, held_out, tokenizer, seq_len, longer))
     return ChatSamples(entry, "train"), ChatSamples(entry, "val")
+
+
+def _refuse_shared(train: str | list[str], val: str | list[str] | None, found: dict[str, Rows]) -> None:
+    """Raise ValueError where what is held out is trained on, too. found: the splits of train."""
+    if not is_folder(train):
+        if val is None or not is_folder(val):
+            refuse_shared_files(train, val)
+    elif val is not None and is_folder(val) and Path(train).samefile(val) and "validation" not in found:
+        raise ValueError(
+            f"data.kwargs.train and val are both '{val}', which has no validation set; leave val out: then the last conversations "
+            "(val_fraction) are held out"
+        )
 
 
 class ChatSamples(Dataset[dict[str, Tensor]]):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from batchscout.trainers.data.cache import hash_of, hash_of_file
 from batchscout.trainers.data.corpus import hf_splits, matching_files
@@ -41,10 +41,14 @@ class Rows:
 def rows_of(field: str, names: str | list[str]) -> dict[str, Rows]:
     """Return what data.kwargs.<field> names by splits: JSON-lines files are `train` alone, a folder that save_to_disk has written has
     its own. Raises ValueError where there is nothing to read."""
-    if isinstance(names, str) and Path(names).is_dir():
+    if is_folder(names):
         return {split: _of_set(f"{names}, {split}", found.samples) for split, found in hf_splits(field, names).items()}
     paths = matching_files(field, names)
     return {"train": Rows(hash_of(map(hash_of_file, paths)), lambda: itertools.chain.from_iterable(map(_lines, paths)))}
+
+
+def is_folder(names: str | list[str]) -> TypeGuard[str]:
+    return isinstance(names, str) and Path(names).is_dir()
 
 
 def _of_set(where: str, samples: Any) -> Rows:

@@ -7,6 +7,7 @@ import glob
 import itertools
 import os
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,16 +85,29 @@ def matching_files(field: str, patterns: str | list[str]) -> list[Path]:
     return paths
 
 
-def refuse_shared_files(train: str | list[str], val: str | list[str]) -> None:
-    """Raise ValueError where files of data.kwargs.train are those of val, too."""
-    trained_on, validated_on = (
-        {path.resolve() for path in matching_files(*one)} for one in (("train", train), ("val", val))
-    )
-    if shared := sorted(trained_on & validated_on):
+def refuse_shared_files(train: str | list[str], val: str | list[str] | None) -> None:
+    """Raise ValueError where what is held out is trained on, too: where files of data.kwargs.train are those of val, or, without val, one
+    is there twice."""
+    trained_on = matching_files("train", train)
+    if val is None:
+        if twice := named_twice(trained_on):
+            raise ValueError(
+                f"data.kwargs.train names '{twice[0]}' twice, and what is held out of it (val_fraction) may be trained on; name each file "
+                "once (patterns may overlap), or give val"
+            )
+        return
+    validated_on = {path.resolve() for path in matching_files("val", val)}
+    if shared := sorted({path.resolve() for path in trained_on} & validated_on):
         raise ValueError(
             f"data.kwargs.train and val share {len(shared)} of {len(validated_on)} files ('{shared[0]}'), and samples that are trained on tell "
             "nothing as val; name other files, or leave val out: then the last samples (val_fraction) are held out"
         )
+
+
+def named_twice(files: Iterable[Path | str]) -> list[str]:
+    """Return the files that are there more than once, by whatever path."""
+    times = Counter(str(file) if "://" in str(file) else os.path.realpath(file) for file in files)
+    return [file for file, number in times.items() if number > 1]
 
 
 def _matches(field: str, pattern: str) -> list[Path]:

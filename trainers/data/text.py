@@ -23,6 +23,7 @@ from batchscout.trainers.data.corpus import (
     corpus_of_files,
     corpus_of_parts,
     hf_splits,
+    named_twice,
     no_progress_bars,
     num_files_in,
     parts_of,
@@ -70,8 +71,8 @@ def text(
     check_whole("seq_len", seq_len)
     check_held_out(val, val_fraction)
     held_out: Corpus | float = DEFAULT_VAL_FRACTION if val_fraction is None else val_fraction
+    refuse_shared_files(train, val)
     if val is not None:
-        refuse_shared_files(train, val)
         held_out = corpus_of_files("val", val)
     return _packed_sets(corpus_of_files("train", train), held_out, seq_len, tokenizer)
 
@@ -113,7 +114,9 @@ def hf(
             )
         held_out = corpus_of_parts(splits, val, text_column)
     else:
-        if shared := shared_by(splits, itertools.combinations(train, 2)):
+        shared = shared_by(splits, itertools.combinations(train, 2))
+        shared += [file for split in {part.split for part in train} for file in named_twice(splits[split].files)]
+        if shared:
             raise ValueError(
                 f"data.kwargs.train_split '{train_split}' takes {', '.join(shared)} twice, and what is held out of it may be trained on; take "
                 "each sample once, or give val_split"

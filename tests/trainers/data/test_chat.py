@@ -69,8 +69,14 @@ def written(folder: Path, rows: list[Any]) -> str:
     return str(path)
 
 
-def opened(train: str, **kwargs: Any) -> tuple[ChatSamples, ChatSamples]:
-    val = shutil.copy(train, f"{train}.val") if Path(train).is_file() else train
+def saved(folder: Path) -> None:
+    from datasets import Dataset
+
+    Dataset.from_list([{"messages": row["messages"]} for row in ROWS if "messages" in row]).save_to_disk(folder)
+
+
+def opened(train: str | list[str], **kwargs: Any) -> tuple[ChatSamples, ChatSamples]:
+    val = shutil.copy(train, f"{train}.val") if isinstance(train, str) and Path(train).is_file() else train
     sets = map_style_sets(DataConfig(target="chat", kwargs={"train": train, "val": val, **kwargs}))
     assert all(isinstance(one, ChatSamples) for one in sets)
     return sets  # pyright: ignore[reportReturnType]
@@ -135,6 +141,14 @@ def test_a_tokenizers_own_template_is_used_where_it_has_one(tmp_path: Path, file
     assert begins.startswith(
         "<|system|>" if template is None else "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user"
     )
+
+
+def test_files_are_validated_on_a_folder_and_a_folder_on_files(tmp_path: Path, file: str) -> None:
+    saved(tmp_path / "saved")
+    train, val = opened(file, val=str(tmp_path / "saved"), tokenizer="bytes")
+    assert (len(train), len(val)) == (4, 2)
+    train, val = opened(str(tmp_path / "saved"), val=file, tokenizer="bytes")
+    assert (len(train), len(val)) == (2, 4)
 
 
 @pytest.mark.parametrize("template", [CHATML, None])
@@ -265,6 +279,11 @@ def test_a_template_that_does_not_tell_what_was_written_is_refused(
         ({"val": None, "val_fraction": 2.0}, "data.kwargs.val_fraction is 2.0; give a number between 0 and 1"),
         ({"val_fraction": 0.1}, "and data.kwargs.val_fraction 0.1; give one of the two"),
         ({"val": "chat.jsonl"}, "data.kwargs.train and val share 1 of 1 files"),
+        ({"train": ["chat.jsonl", "*.jsonl"], "val": None}, "chat.jsonl' twice, and what is held out of it"),
+        (
+            {"train": "saved", "val": "saved"},
+            "train and val are both 'saved', which has no validation set; leave val out",
+        ),
         ({"train": "no.jsonl"}, "data.kwargs.train names 'no.jsonl', which does not exist"),
         ({"tokenizer": {"train_bpe": 8}}, "it starts from 256 bytes, give more"),
     ],
@@ -273,5 +292,7 @@ def test_arguments_that_make_no_sense_are_refused(
     file: str, kwargs: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(file).parent)
+    if kwargs.get("train") == "saved":
+        saved(Path("saved"))
     with pytest.raises(ValueError, match=re.escape(message)):
         opened(**({"train": file, "tokenizer": "bytes"} | kwargs))

@@ -585,6 +585,11 @@ def test_patterns_and_lists_name_files(tmp_path: Path) -> None:
         ({"val_fraction": "5%"}, "data.kwargs.val_fraction is '5%'; give a number between 0 and 1, such as 0.05"),
         ({"val": "train.txt"}, "data.kwargs.train and val share 1 of 1 files .*; name other files, or leave val out"),
         (
+            {"train": ["*in.txt", "train.txt"]},
+            "data.kwargs.train names '.*train.txt' twice, .* name each file once .*, or give val",
+        ),
+        ({"train": ["train.txt", "link.txt"]}, "data.kwargs.train names '.*train.txt' twice"),
+        (
             {"val": "short.txt", "val_fraction": 0.1},
             "val is 'short.txt' and data.kwargs.val_fraction 0.1; give one of the two",
         ),
@@ -609,9 +614,15 @@ def test_a_wrong_text_is_refused_in_the_users_words(
     monkeypatch.chdir(text_file.parent)
     Path("short.txt").write_text("x" * 119)
     Path("empty.txt").touch()
+    Path("link.txt").symlink_to("train.txt")
     Path("binary.txt").write_bytes(b"ab\xff")
     with pytest.raises(ValueError, match=message):
         load_text("train.txt", **kwargs)
+
+
+def test_with_a_val_of_its_own_a_file_may_be_trained_on_twice(text_file: Path) -> None:
+    train, _ = load_text(text_file, train=[str(text_file)] * 2, val=copy_of(text_file))
+    assert bytes(stream(train).tolist()).decode().count("line 7 of") == 2 * LINES.count("line 7 of")
 
 
 @pytest.mark.parametrize(
@@ -742,6 +753,10 @@ def test_files_may_be_of_two_splits_or_lie_in_a_folder(written: Path) -> None:
         (
             {"data_files": {"train": "*.json", "validation": "b.json"}},
             "'train' and val_split 'validation' share /.*/b.json, and",
+        ),
+        (
+            {"data_files": ["a.json", "./a.json"]},
+            "'train' takes /.*/a.json twice, .* take each sample once, or give val_split",
         ),
         (
             {"data_files": "c.json"},
