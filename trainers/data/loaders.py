@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset
 
 from batchscout.trainers.data.streams import Stream, is_stream, tell_alike
 from batchscout.trainers.data.workers import Workers
@@ -47,10 +47,17 @@ def read_by(loader: Any, where: str) -> Loaded | Stream:
     return Stream(samples, where, loader) if is_stream(samples) else Loaded(loader, where)
 
 
+def loader_of(samples: Any) -> DataLoader[Any] | None:
+    """Return the DataLoader that samples come from, if there is one. A set of the user's own may have a `loader` that is something else,
+    as torchvision's folders have."""
+    loader = getattr(samples, "loader", None)
+    return loader if isinstance(loader, DataLoader) else None
+
+
 def workers_of(asked: int | None, samples: Any) -> Workers:
     """Return the workers that fetch a run's samples: as many as the study file asks for, or else as many as the DataLoader has that
     they come from. asked: `data.workers`."""
-    loader = getattr(samples, "loader", None)
+    loader = loader_of(samples)
     number = asked if asked is not None else (loader.num_workers if loader is not None else 0)
     if isinstance(samples, Stream):
         number = min(number, 1)  # the study file may not ask for more, see `samples.load_data`

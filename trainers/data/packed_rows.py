@@ -34,6 +34,7 @@ class Packed:
                 f"{int(lengths.max())} at least, or shorten such samples"
             )
         self.samples, self.seq_len, self.rows = samples, tokens, packed(lengths, tokens)
+        self.loader = samples.loader
         tell_alike(self, samples, [name for name in KEPT if name != "seq_len"])
 
     def __len__(self) -> int:

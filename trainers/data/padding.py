@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
-from batchscout.trainers.data.loaders import KEPT, lengths_told
+from batchscout.trainers.data.loaders import KEPT, lengths_told, loader_of
 from batchscout.trainers.data.streams import tell_alike
 from batchscout.trainers.errors import DataFault
 
@@ -29,7 +29,7 @@ class Padded:
             raise DataFault(
                 f"{where} has a collate_fn of its own, which makes its batches, and data.pad says how to make them; leave one of the two out"
             )
-        self.samples, self.pad, self.where = samples, dict(pad), where
+        self.samples, self.pad, self.where, self.loader = samples, dict(pad), where, loader_of(samples)
         tell_alike(self, samples, KEPT)
 
     def __len__(self) -> int:

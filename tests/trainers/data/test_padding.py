@@ -9,10 +9,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from batchscout.trainers.before.first_pass import parts
 from batchscout.trainers.config import DataConfig
 from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.loaders import workers_of
 from batchscout.trainers.data.padding import Padded, uneven
 from batchscout.trainers.data.samples import load_data
 from batchscout.trainers.errors import DataFault
@@ -102,6 +104,27 @@ def test_lengths_are_those_of_the_samples_or_what_the_set_says() -> None:
     samples = Listed(dictionaries())
     samples.lengths = [9] * len(samples)  # pyright: ignore[reportAttributeAccessIssue]
     assert Padded(samples, PAD, "the train set").lengths == [9] * len(samples)
+
+
+def prepared(_: int) -> None:
+    """What the user's own loader does in a worker that begins."""
+
+
+def loaders() -> tuple[Any, Any]:
+    train, val = sets()
+    return DataLoader(train, 8, num_workers=2, prefetch_factor=3, worker_init_fn=prepared), DataLoader(val)
+
+
+@pytest.mark.parametrize("changes", [{}, {"pad": PAD}, {"pad": PAD, "pack": 16}], ids=["as it is", "padded", "packed"])
+def test_the_workers_of_a_data_loader_fetch_what_is_padded_or_packed_too(changes: dict[str, Any]) -> None:
+    workers = workers_of(None, loaded("loaders", **changes))
+    assert (workers.number, workers.prefetch_factor, workers.init) == (2, 3, prepared)
+
+
+def test_a_loader_of_pictures_is_no_data_loader() -> None:
+    folder = Listed(dictionaries())
+    folder.loader = open  # pyright: ignore[reportAttributeAccessIssue]  (as torchvision's DatasetFolder has it)
+    assert [workers_of(None, one).number for one in (folder, Padded(folder, PAD, "the train set"))] == [0, 0]
 
 
 def test_the_gradient_does_not_depend_on_what_is_padded() -> None:
