@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, Subset
@@ -14,6 +14,8 @@ from batchscout.trainers.sources.sampling import places_of, refuse_batches_of_it
 KEPT_OF_A_PART = ("seq_len", "vocab_size")
 KEPT = (*KEPT_OF_A_PART, "content_hash")
 """What a set may tell of itself."""
+TOKENS = ("input_ids", "labels")
+"""The columns that say how long a sample is where the study file names none: the first one of any, the second of an encoder-decoder's."""
 
 
 class Loaded:
@@ -24,12 +26,13 @@ class Loaded:
         places, whole = places_of(loader, where), loader.dataset
         is_whole = len(places) == len(whole)
         self.samples = whole if is_whole else Subset(whole, places)
+        self.whole, self.places = whole, None if is_whole else places
         self.collate_fn, self.loader = loader.collate_fn, loader
         if hasattr(self.samples, "__getitems__"):
             self.__getitems__ = self.samples.__getitems__
         tell_alike(self, whole, KEPT if is_whole else KEPT_OF_A_PART)
-        if (lengths := lengths_told(whole)) is not None:
-            self.lengths = lengths if is_whole else [lengths[place] for place in places]
+        if (lengths := lengths_told(self)) is not None:
+            self.lengths = lengths
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -72,14 +75,32 @@ def workers_of(asked: int | None, samples: Any) -> Workers:
     )
 
 
-def lengths_told(samples: Any) -> Sequence[int] | None:
-    """Return how long each sample is, where the set says so, or has token ids in a column; None where all are of one length."""
+def lengths_told(samples: Any, members: Collection[str] = ()) -> Sequence[int] | None:
+    """Return how long each sample is, where the set says so, or has lists of numbers in columns; None where all are of one length, or the
+    samples alone can tell.
+
+    members: it is the longest of these; empty: of the token ids and, where they are a list, too, as an encoder-decoder's are, the labels.
+    """
+    if isinstance(samples, Loaded):
+        told = lengths_told(samples.whole, members)
+        return told if told is None or samples.places is None else [told[place] for place in samples.places]
     if hasattr(samples, "lengths"):
         return samples.lengths
-    if "input_ids" not in getattr(samples, "column_names", ()) or not hasattr(samples, "with_format"):
+    has = getattr(samples, "column_names", None) or ()
+    if not hasattr(samples, "with_format") or not {*(members or TOKENS[:1])} <= {*has}:
         return None
     import pyarrow.compute
 
-    column = samples.with_format("arrow")[:]["input_ids"]
-    found = pyarrow.compute.call_function("list_value_length", [column]).to_pylist()
+    table = samples.select_columns([name for name in members or TOKENS if name in has]).with_format("arrow")[:]
+    lists = [column for column in table.columns if _is_list(column.type)]
+    if len(lists) < len(members or TOKENS[:1]):
+        return None
+    lengths = [pyarrow.compute.call_function("list_value_length", [column]) for column in lists]
+    found = pyarrow.compute.call_function("max_element_wise", lengths).to_pylist()
     return found if len(set(found)) > 1 else None
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)

@@ -45,7 +45,7 @@ class Padded:
     @cached_property
     def lengths(self) -> Sequence[int] | np.ndarray:
         """How long each sample is, of its longest padded member. A set that does not say so is read once, from end to end."""
-        told = lengths_told(self.samples)
+        told = lengths_told(self.samples, self.pad)
         return np.array([self._length(self.samples[index]) for index in range(len(self))]) if told is None else told
 
     def _length(self, sample: Any) -> int:

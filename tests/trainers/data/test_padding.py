@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from batchscout.trainers.before.first_pass import parts
-from batchscout.trainers.config import DataConfig
+from batchscout.trainers.config import DataConfig, MicroBatch, Split
 from batchscout.trainers.data.batches import fetch
-from batchscout.trainers.data.loaders import workers_of
+from batchscout.trainers.data.loaders import lengths_told, read_by, workers_of
+from batchscout.trainers.data.micro_batches import ByTokens, check_tokens
+from batchscout.trainers.data.order import InOrder
 from batchscout.trainers.data.padding import Padded, uneven
 from batchscout.trainers.data.samples import load_data
 from batchscout.trainers.errors import DataFault
@@ -104,6 +107,55 @@ def test_lengths_are_those_of_the_samples_or_what_the_set_says() -> None:
     samples = Listed(dictionaries())
     samples.lengths = [9] * len(samples)  # pyright: ignore[reportAttributeAccessIssue]
     assert Padded(samples, PAD, "the train set").lengths == [9] * len(samples)
+
+
+def translations() -> Any:
+    """As an encoder-decoder reads them: what is asked and what is answered are of lengths of their own."""
+    return datasets.Dataset.from_list(
+        [
+            {"input_ids": [1] * asked, "labels": [2] * answered, "kind": number}
+            for number, (asked, answered) in enumerate(TRANSLATIONS)
+        ]
+    )
+
+
+TRANSLATIONS = [(3, 1), (2, 9), (4, 4), (5, 2)]
+
+
+@pytest.mark.parametrize(
+    ("pad", "lengths"),
+    [(PAD, [3, 9, 4, 5]), ({"labels": -100}, [1, 9, 4, 2]), ({"input_ids": 0}, [3, 2, 4, 5])],
+    ids=lambda one: "+".join(one) if isinstance(one, dict) else "",
+)
+def test_of_columns_the_length_is_that_of_the_longest_that_is_padded(pad: dict[str, int], lengths: list[int]) -> None:
+    samples = translations()
+    assert list(Padded(samples, pad, "the train set").lengths) == lengths
+    part = DataLoader(samples, sampler=SubsetRandomSampler([3, 1]))
+    assert list(Padded(read_by(part, "the loader"), pad, "the train set").lengths) == [lengths[1], lengths[3]]
+
+
+def test_a_batch_of_columns_holds_no_more_tokens_than_were_asked_for() -> None:
+    padded = Padded(translations(), PAD, "the train set")
+    fits = 10 // max(padded.lengths)
+    lengths = check_tokens(MicroBatch(tokens=10), fits, padded)
+    plan = ByTokens(InOrder(), 0, None, lengths, max(lengths)).of_step(0, Split(fits, 4 // fits, 1))
+    for batch in (fetch(padded, indices) for indices in plan.micro_batches):
+        assert all(batch[name].numel() <= 10 for name in PAD)
+
+
+def test_a_collate_fn_of_ones_own_pads_labels_that_are_the_longer_ones() -> None:
+    collating = DataLoader(translations(), collate_fn=len)
+    assert lengths_told(read_by(collating, "the loader")) == [3, 9, 4, 5]
+    classes = datasets.Dataset.from_list([{"input_ids": [1] * asked, "labels": 0} for asked, _ in TRANSLATIONS])
+    assert lengths_told(classes) == [3, 2, 4, 5]
+
+
+def test_what_is_no_list_in_a_column_is_measured_by_its_samples() -> None:
+    samples = translations()
+    samples.set_transform(
+        lambda rows: {"input_ids": rows["input_ids"], "mask": [[1] * len(one) for one in rows["labels"]]}
+    )
+    assert list(Padded(samples, {"input_ids": 0, "mask": 0}, "the train set").lengths) == [3, 9, 4, 5]
 
 
 def prepared(_: int) -> None:
