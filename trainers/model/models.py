@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from batchscout.trainers.config import ModelConfig, TrialConfig, call_target, target_of
+from batchscout.trainers.errors import LossFault
 from batchscout.trainers.files import quoted
 from batchscout.trainers.model.adapters import add_adapters, is_of_transformers
 from batchscout.trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
@@ -158,10 +159,26 @@ class CausalLanguageModel(nn.Module):
         return self.inner(input_ids=batch["input_ids"]).logits
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        found, targets, smoothing = self.logits(batch), batch["targets"], self.label_smoothing if self.training else 0.0
-        for head in self._head:
-            return chunked_cross_entropy(found, head.weight, targets, smoothing, bias=head.bias)
-        return summed_cross_entropy(found, targets, smoothing)
+        returned, targets = self.inner(input_ids=batch["input_ids"]), batch["targets"]
+        smoothing = self.label_smoothing if self.training else 0.0
+        if self._head:
+            (head,) = self._head
+            loss_sum, count = chunked_cross_entropy(returned.logits, head.weight, targets, smoothing, bias=head.bias)
+        else:
+            loss_sum, count = summed_cross_entropy(returned.logits, targets, smoothing)
+        balance = getattr(returned, "aux_loss", None) if self.training else None
+        return (loss_sum if balance is None else loss_sum + self._balance_factor() * balance * count), count
+
+    def _balance_factor(self) -> float:
+        """Return by what the model multiplies the balance of its experts, which it adds to the mean that it returns itself. It is a term of
+        the whole micro-batch, so each has it as often as it has targets."""
+        for name in ("router_aux_loss_coef", "aux_loss_coef"):
+            if hasattr(self.inner, name):
+                return getattr(self.inner, name)
+        raise LossFault(
+            f"{type(self.inner).__name__} returns the balance of its experts (output_router_logits), and nothing says how much of it belongs to "
+            "the loss; set output_router_logits: false in model.kwargs.config, or return the sum of both from a module of your own"
+        )
 
 
 def hf(

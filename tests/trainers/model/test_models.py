@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from batchscout.trainers.config import ModelConfig, call_target, resolve
 from batchscout.trainers.criteria import OwnLoss
 from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.errors import LossFault
 from batchscout.trainers.model.gpt import GPT, summed_cross_entropy
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.model.models import (
@@ -203,6 +204,50 @@ def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2: An
     theirs = gpt2.inner(input_ids=input_ids, labels=input_ids).loss
     assert gpt2.inner.config.vocab_size == 24
     assert (loss_sum / num_targets).item() == pytest.approx(theirs.item(), rel=1e-6)
+
+
+EXPERTS = {
+    "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16,
+    "num_local_experts": 4, "router_aux_loss_coef": 10.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def experts() -> Any:
+    torch.manual_seed(0)
+    return build("hf", model_type="mixtral", config=EXPERTS | {"output_router_logits": True}).train()
+
+
+@pytest.mark.parametrize("chunks", [False, True], ids=["whole", "in chunks"])
+def test_the_balance_of_experts_is_a_part_of_the_loss_as_in_the_model_s_own(experts: Any, chunks: bool) -> None:
+    input_ids = fetch(data()[0], range(4))["input_ids"]
+    targets = torch.cat([input_ids[:, 1:], torch.full((4, 1), -100)], dim=1)
+    theirs = experts.inner(input_ids=input_ids, labels=input_ids)
+    assert theirs.aux_loss.item() > 1
+    routers = [p for name, p in experts.named_parameters() if name.endswith("gate.weight")]
+    expected = torch.autograd.grad(theirs.loss, routers)
+    if chunks:
+        head = experts.inner.lm_head
+        experts.take_chunks(head)
+        experts.inner.lm_head = nn.Identity()
+    loss_sum, num_targets = experts({"input_ids": input_ids, "targets": targets})
+    assert (loss_sum / num_targets).item() == pytest.approx(theirs.loss.item(), rel=1e-5)
+    torch.testing.assert_close(torch.autograd.grad(loss_sum / num_targets, routers), expected)
+
+
+def test_experts_are_validated_by_the_cross_entropy_alone(experts: Any, batch: dict[str, Tensor]) -> None:
+    expected, _ = summed_cross_entropy(experts.logits(batch), batch["targets"])
+    assert experts.eval()(batch)[0].item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_balance_that_belongs_to_the_loss_by_nobody_knows_how_much_is_refused(
+    experts: Any, batch: dict[str, Tensor]
+) -> None:
+    del experts.inner.router_aux_loss_coef
+    with pytest.raises(
+        LossFault, match=r"MixtralForCausalLM returns the balance .*; set output_router_logits: false in"
+    ):
+        experts(batch)
 
 
 def test_a_transformers_model_holds_its_weights_in_float32_whatever_its_file_says() -> None:
