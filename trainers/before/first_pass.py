@@ -26,6 +26,7 @@ from batchscout.trainers.before.digests import digest_of_model, digests_of_data
 from batchscout.trainers.before.every_sample import look_for_targets, look_through
 from batchscout.trainers.before.given import given_text
 from batchscout.trainers.before.own_process import asked, own_process
+from batchscout.trainers.before.tokens_of_weights import check_tokens
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.criteria import CrossEntropyCriterion, MeanLoss
 from batchscout.trainers.data.batches import fetch, move
@@ -185,6 +186,7 @@ def parts(
     device, part = pick_device(), PARTS[0]
     try:
         yield part
+        check_tokens(config)
         train_set, val_set = load_data(config.data)
         first_train, first_val = first_of(train_set, SAMPLES_LOOKED_AT), first_of(val_set, SAMPLES_LOOKED_AT)
         digests = digests_of_data(train_set, val_set)
