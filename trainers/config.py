@@ -100,7 +100,8 @@ class ModelConfig(Strict):
     class; where there is none the Sequentials of the class that most have."""
     peft: dict[str, Any] | None = None
     """LoRA: arguments of peft.LoraConfig (`r`, `lora_alpha`, `target_modules`, ...), for which peft must be installed. Its matrices are
-    trained, and all that the model had before is frozen. null: there are no adapters."""
+    trained, and all that the model had before is frozen, but for `modules_to_save` and the head of a `task_type`. Where transformers models
+    are within a module, it is they that get matrices, and layers around them are trained whole. null: there are no adapters."""
 
 
 class DataConfig(Strict):

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.model.adapters import add_adapters
 from batchscout.trainers.model.gpt import GPT
 from batchscout.trainers.model.models import initial_module
 from batchscout.trainers.speed.flops import flops_per_sample
 from tests.support.tiny import config, cpu_run, losses_of
 
 pytest.importorskip("peft")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 LLAMA: dict[str, Any] = {
     "target": "hf",
@@ -58,6 +60,63 @@ def test_the_layers_of_any_model_can_be_named() -> None:
     trained = {name for name, p in run.module.named_parameters() if p.requires_grad}
     assert all("qkv.lora_" in name or "norm.modules_to_save" in name for name in trained)
     assert any("qkv.lora_" in name for name in trained)
+
+
+def bert(kind: str, **more: Any) -> Any:
+    made = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=24, **more
+    )
+    return getattr(transformers, kind)(made)
+
+
+def trained_in(model: nn.Module) -> set[str]:
+    names = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return {name.removeprefix("base_model.model.") for name in names}
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's own models ask for it
+@pytest.mark.parametrize(
+    ("kind", "peft", "head"),
+    [
+        ("BertForSequenceClassification", {"task_type": "SEQ_CLS", "target_modules": "all-linear"}, "classifier"),
+        ("BertForTokenClassification", {"task_type": "TOKEN_CLS"}, "classifier"),
+        ("BertForQuestionAnswering", {"task_type": "QUESTION_ANS", "modules_to_save": ["LayerNorm"]}, "qa_outputs"),
+        ("BertForMaskedLM", {"task_type": "FEATURE_EXTRACTION"}, "lora_A"),
+    ],
+)  # fmt: skip
+def test_what_peft_trains_of_a_task_is_what_is_trained(kind: str, peft: dict[str, Any], head: str) -> None:
+    """Its head is new, and frozen it would stay at random."""
+    from peft import LoraConfig, get_peft_model
+
+    ours = bert(kind)
+    add_adapters(ours, {"r": 2, **peft})
+    assert trained_in(ours) == trained_in(get_peft_model(bert(kind), LoraConfig(r=2, **peft)))
+    assert any(head in name for name in trained_in(ours))
+
+
+class Towers(nn.Module):
+    """As a retriever has them, with a layer of its own around both."""
+
+    def __init__(self, **frozen: bool) -> None:
+        super().__init__()
+        self.query, self.passage, self.head = bert("BertModel"), bert("BertModel"), nn.Linear(16, 4)
+        for name in frozen:
+            getattr(self, name).requires_grad_(False)
+
+
+def test_each_transformers_model_within_gets_adapters_and_what_is_around_them_is_trained_whole() -> None:
+    towers = Towers()
+    add_adapters(towers, {"r": 2, "target_modules": ["query.dense", "value"]})
+    trained = trained_in(towers)
+    assert {name for name in trained if "lora_" not in name} == {"head.weight", "head.bias"}
+    for tower in ("query", "passage"):
+        assert any(name.startswith(f"{tower}.") and "lora_" in name for name in trained)
+
+
+def test_a_tower_that_is_frozen_stays_so() -> None:
+    towers = Towers(passage=True)
+    add_adapters(towers, {"r": 2, "target_modules": ["value"]})
+    assert {name.partition(".")[0] for name in trained_in(towers)} == {"query", "head"}
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
@@ -101,6 +160,10 @@ def test_a_folder_that_save_pretrained_has_written_is_where_a_run_begins(tmp_pat
     [
         ({"rank": 4, "r": 4}, "model.peft has rank, which peft.LoraConfig does not take; it takes: task_type"),
         ({"target_modules": ["nope"]}, "model.peft does not fit this model: Target modules {'nope'} not found"),
+        (
+            {"modules_to_save": ["clasifier"]},
+            "model.peft.modules_to_save names clasifier, and no layer of the model is called so; it has",
+        ),
         ({"r": 0}, "model.peft does not fit this model: `r` should be a positive integer"),
         ({"inference_mode": True}, "leaves nothing to train; leave inference_mode out"),
     ],
