@@ -72,6 +72,9 @@ class Counting(torch.nn.Module):
 
 
 class Grown(torch.nn.Module):
+    scale: torch.Tensor
+    table: torch.Tensor
+
     def __init__(self, anew: bool) -> None:
         super().__init__()
         self.linear, self.anew = torch.nn.Linear(8, 8), anew
