@@ -31,11 +31,11 @@ from batchscout.orchestrator.units import bytes_text, counted, ending_text, exit
 from batchscout.trainers.before.peak_memory import PeakMemory
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.counted import Counted
-from batchscout.trainers.criteria import import_path
+from batchscout.trainers.criteria import TransformersLoss, import_path
 from batchscout.trainers.device import cgroup
 from batchscout.trainers.errors import raised_text, users_frame
 from batchscout.trainers.files import StorageLost, naming_the_disk, quoted
-from batchscout.trainers.knobs import KNOBS, check_machine
+from batchscout.trainers.knobs import KNOBS, check_machine, chunked_cross_entropy
 from batchscout.trainers.notices import NoticeKind, give_notice
 
 if TYPE_CHECKING:
@@ -251,6 +251,25 @@ def _knobs_to_try_unasked(config: StudyConfig, train_set: SampleSet) -> tuple[st
     return tuple(found) or None
 
 
+def _without_another_loss(
+    unasked: tuple[str, ...] | None, config: StudyConfig, in_chunks: str | None
+) -> tuple[str, ...] | None:
+    """Return those of the knobs to try unasked that are sure to train the same loss. in_chunks: of FirstPass. Raises ValueError where the
+    study file names cross-entropy in chunks, and it is another.
+
+    A model of transformers may add to the cross-entropy of its logits. Where its loss could not be compared, it is not tried unasked.
+    """
+    name, frontier = chunked_cross_entropy.NAME, config.keys_of(Frontier)
+    if in_chunks and name in {*config.memory_knobs, *((frontier and frontier.memory_knobs) or ())}:
+        raise ValueError(
+            f"memory_knobs has {name}, which is to change no number, and with this model it does: {in_chunks}. What the model adds to "
+            "the cross-entropy of its logits (a router's balance, a z-loss), or does to them after their layer, is left out; leave "
+            f"{name} out of memory_knobs"
+        )
+    is_same = in_chunks == "" or (in_chunks is None and not isinstance(config.loss, TransformersLoss))
+    return unasked if is_same else tuple(one for one in unasked or () if one != name) or None
+
+
 def _goes(trial: TrialConfig, train_set: SampleSet) -> bool:
     """True if the model has the layer that a knob needs. Nobody has asked for it, so nobody is told why not."""
     from batchscout.trainers.model.knobs import head_if_wanted
@@ -285,6 +304,7 @@ def check_new_study(config: StudyConfig, *, is_local: bool, compiles: bool, say:
         contents = _steady_contents(contents, found.digests)
     facts = replace(
         facts,
+        memory_knobs=_without_another_loss(facts.memory_knobs, config, found.in_chunks),
         alone_raises=found.alone_raises,
         pass_seconds=found.seconds if is_local else None,
         blocks_differ_again=found.differs_again,

@@ -768,6 +768,39 @@ def test_a_model_with_a_linear_head_is_known_to_go_with_chunks_and_others_are_no
         tried("tests.support.heads:Capped", **asked)
 
 
+@pytest.mark.slow
+def test_chunks_that_leave_out_a_part_of_the_loss_are_not_tried_unasked_and_refused_where_they_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("transformers", reason="pip install -e '.[hf]'")
+    chunks, said = "chunked_cross_entropy", list[str]()
+
+    def tried(model: str, **changes: Any) -> tuple[str, ...] | None:
+        fields: dict[str, Any] = {
+            "name": "one",
+            "model": {"target": f"tests.support.labelled:{model}"},
+            "data": {"target": "tests.support.labelled:data"},
+            "loss": "transformers",
+            "optimizer": {"reference_batch_size": 8},
+        }
+        config = parse_study(fields | changes, "one")
+        return preflight.check_new_study(config, is_local=True, compiles=False, say=said.append).memory_knobs
+
+    assert tried("tiny_llama") == (chunks,)
+    assert tried("with_z_loss") is None
+    assert said == [], "nobody has asked for it"
+    named: list[dict[str, Any]] = [
+        {"memory_knobs": [chunks]},
+        {"stages": [{"type": "frontier", "memory_knobs": [chunks]}]},
+    ]
+    for changes in named:
+        with pytest.raises(ValueError, match=r"in chunks, and .* is left out; leave chunked_cross_entropy out of"):
+            tried("with_z_loss", **changes)
+    found = FirstPass("too_large", "pass")
+    monkeypatch.setattr("batchscout.trainers.before.first_pass.first_pass", lambda *_: found)
+    assert tried("tiny_llama") is None, "its loss could not be compared"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -27,3 +27,54 @@ class Capped(Headed):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         return 30 * (super().forward(input_ids) / 30).tanh()
+
+
+class Scaled(Headed):
+    """Its logits are scaled in place, so they are the very tensor that the head has returned."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits = super().forward(input_ids)
+        logits *= 0.1
+        return logits
+
+
+class Masked(Headed):
+    """Classes that no target may be are masked through a view of the logits."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits = super().forward(input_ids)
+        logits.flatten(0, 1)[:, -1] = -1e4
+        return logits
+
+
+class Twice(Headed):
+    """It corrects itself by what its head makes of it. The hidden states are as wide as the logits."""
+
+    def __init__(self, *, vocab_size: int) -> None:
+        super().__init__(vocab_size=vocab_size, hidden_dim=vocab_size)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        first = super().forward(input_ids)
+        return self.head(first.tanh())
+
+
+def doubled(layer: nn.Module, given: object, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+class Sharpened(Headed):
+    """A hook of its own changes what its head returns."""
+
+    def __init__(self, *, vocab_size: int) -> None:
+        super().__init__(vocab_size=vocab_size)
+        self.head.register_forward_hook(doubled)
+
+
+class Slowed(Headed):
+    """Its logits pass on a tenth of their gradient."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits = super().forward(input_ids)
+        if logits.requires_grad:
+            logits.register_hook(lambda gradient: gradient / 10)
+        return logits

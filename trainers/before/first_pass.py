@@ -25,6 +25,7 @@ from batchscout.trainers.before.classes import Classes, ClassesSeen
 from batchscout.trainers.before.digests import digest_of_model, digests_of_data
 from batchscout.trainers.before.every_sample import look_for_targets, look_through
 from batchscout.trainers.before.given import given_text
+from batchscout.trainers.before.in_chunks import another_in_chunks
 from batchscout.trainers.before.own_process import asked, own_process
 from batchscout.trainers.before.tokens_of_weights import check_tokens
 from batchscout.trainers.config import TrialConfig
@@ -104,6 +105,8 @@ class FirstPass:
     """passed: what a forward and backward pass takes, whatever its size, and for each sample. None where it could not be timed."""
     differs_again: str | None = None
     """passed: how a block of the model that was run again on the same input differed; None where none did."""
+    in_chunks: str | None = field(default=None, compare=False)
+    """passed: how the model's loss is another with cross-entropy in chunks; "" where it is the same, None where nobody could tell."""
     digests: dict[str, str] = field(default_factory=dict, compare=False)
     """Of data and model, as that process has found them; none of what it did not come to."""
     own_run: OwnRun | None = field(default=None, compare=False)
@@ -296,6 +299,7 @@ def _take(
         seconds=_seconds(module, loss, train_set, device) if is_short else None,
         alone_raises=alone_raises,
         differs_again=again.differed,
+        in_chunks=another_in_chunks(module, config, move(batch, device)),  # the last: it changes the module
     )
 
 

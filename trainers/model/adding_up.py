@@ -61,13 +61,13 @@ def check_sum(module: nn.Module, loss: LossFunction, train_set: SampleSet, devic
 @torch.no_grad()
 def evaluated(module: nn.Module, loss: LossFunction, batch: Any, *, training: bool = False) -> tuple[float, float]:
     module.train(training)
-    with torch.random.fork_rng(cuda_devices(module)), _eager():
+    with torch.random.fork_rng(cuda_devices(module)), eager():
         loss_sum, num_targets = check_loss(loss(module, batch))
     module.train()
     return loss_sum.item(), num_targets.item()
 
 
-def _eager() -> contextlib.AbstractContextManager[object]:
+def eager() -> contextlib.AbstractContextManager[object]:
     """Let compiled modules run as they are written. Where the compiler was never imported none are, and to import it takes a
     second."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
@@ -186,7 +186,7 @@ def _gradients_apart(
 
     def add_gradient(part: Sequence[int], sign: int, seed: int = 0) -> None:
         # cuDNN's RNNs have none in evaluation.
-        with seeded(module, seed), _eager(), torch.backends.cudnn.flags(enabled=False):
+        with seeded(module, seed), eager(), torch.backends.cudnn.flags(enabled=False):
             loss_sum, _ = loss(module, move(fetch(train_set, part), device))
             if loss_sum.requires_grad:
                 (sign * loss_sum).backward()
@@ -195,15 +195,15 @@ def _gradients_apart(
     module.eval()
     try:
         add_gradient(indices, 1)
-        of_all = _norm_of_gradient(module)
+        of_all = norm_of_gradient(module)
         for index in indices:
             add_gradient([index], -1)
-        apart = _norm_of_gradient(module)
+        apart = norm_of_gradient(module)
         if apart > GRADIENTS_ADD_UP_WITHIN * of_all:
             module.zero_grad()
             add_gradient(indices, 1)
             add_gradient(indices, -1, seed=1)
-            if _norm_of_gradient(module) > RANDOM_ABOVE * of_all:
+            if norm_of_gradient(module) > RANDOM_ABOVE * of_all:
                 return None
     finally:
         module.train()
@@ -211,7 +211,7 @@ def _gradients_apart(
     return apart / of_all if of_all and math.isfinite(apart / of_all) else None
 
 
-def _norm_of_gradient(module: nn.Module) -> float:
+def norm_of_gradient(module: nn.Module) -> float:
     found = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in found]
     return math.hypot(*(torch.linalg.vector_norm(value).item() for value in values))

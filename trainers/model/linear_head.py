@@ -2,7 +2,8 @@
 
 The layer is made to pass on what it is given. So the module returns hidden states where it returned logits, and the loss takes products
 with the layer's weights a chunk at a time. Nothing may come between the layer and the logits: a model that scales or caps them is found
-out, since its logits are then no linear layer's own output.
+out, since its logits are then no linear layer's own output, or are no longer what the layer returned. What a model adds to its
+cross-entropy only numbers tell: `batchscout.trainers.before.in_chunks` compares them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.criteria import CrossEntropyCriterion, Loss, TransformersLoss
@@ -25,6 +25,7 @@ from batchscout.trainers.model.cross_entropy import chunked_cross_entropy
 from batchscout.trainers.model.gpt import GPT
 from batchscout.trainers.model.losses import LossFunction, logits_and_targets
 from batchscout.trainers.model.models import CausalLanguageModel, build_model
+from batchscout.trainers.model.shapes import shapes_alone
 
 
 def with_chunks(module: nn.Module, config: TrialConfig, head_name: str | None, whole: LossFunction) -> LossFunction:
@@ -63,27 +64,43 @@ def head_of(config: TrialConfig, train_set: SampleSet) -> str | None:
     """
     if config.model.target == "gpt":
         return None
-    sample, returned = fetch(train_set, [0]), dict[str, Tensor]()
+    sample = fetch(train_set, [0])
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            module = build_model(config.model, train_set)
-            for name, layer in module.named_modules():
-                if type(layer) is nn.Linear:
-                    layer.register_forward_hook(functools.partial(_note, returned, name))
-            logits = _logits(config.loss, module, fake_batch(sample, 1))
+        with shapes_alone(), torch.no_grad():
+            return head_in(build_model(config.model, train_set), config, fake_batch(sample, 1))
     except ValueError:
         raise
     except Exception as error:  # a user's forward may do what fake tensors cannot
         said = next(iter(said_by(error).splitlines()), "")
         raise ValueError(_refused(f"fake tensors cannot follow it ({type(error).__name__}: {said})")) from error
-    found = next((name for name, output in returned.items() if output is logits), None)
-    if found is None:
-        raise ValueError(_refused("they are no linear layer's own output: it scales, caps, moves or casts them"))
-    return found
 
 
-def _note(returned: dict[str, Tensor], name: str, layer: nn.Module, given: Any, output: Tensor) -> None:
-    returned[name] = output
+def head_in(module: nn.Module, config: TrialConfig, batch: Any) -> str:
+    """Return the same of a module, by the logits that it returns for this batch."""
+    returned = dict[str, list[tuple[Tensor, int]]]()
+
+    def note(name: str, layer: nn.Module, given: Any, output: Tensor) -> None:
+        returned.setdefault(name, []).append((output, output._version))
+
+    hooks = [
+        layer.register_forward_hook(functools.partial(note, name), prepend=True)  # before one that changes the output
+        for name, layer in module.named_modules()
+        if type(layer) is nn.Linear
+    ]
+    try:
+        logits = _logits(config.loss, module, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, outputs in returned.items():
+        if not any(output is logits for output, _ in outputs):
+            continue
+        if len(outputs) > 1:
+            raise ValueError(_refused(f"it ({name}) is called {len(outputs)} times in a forward pass"))
+        if any(output._version != version for output, version in outputs):
+            raise ValueError(_refused("the model writes into them after that layer: it scales, caps or masks them"))
+        return name
+    raise ValueError(_refused("they are no linear layer's own output: it scales, caps, moves or casts them"))
 
 
 def _logits(loss: Loss | None, module: nn.Module, batch: Any) -> Tensor:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from batchscout.trainers.before.first_pass import FirstPass, parts
 from batchscout.trainers.before.prediction import predict
 from batchscout.trainers.checkpoints.made_with import differences, made_with
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.loop import train
 from batchscout.trainers.model.linear_head import head_of
 from batchscout.trainers.report import Answer, Report
+from tests.support.labelled import data as labelled_data
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import config, cpu_run, data, gradient_of_step, in_fresh_process, relative_error
 
@@ -85,13 +88,57 @@ def test_evaluations_and_names_of_weights_are_the_same() -> None:
     assert whole.module.state_dict().keys() == chunked.module.state_dict().keys()
 
 
-def test_logits_that_are_not_the_heads_own_are_refused_with_the_way_out() -> None:
-    capped = config(**{**HEADED, "model": {"target": "tests.support.heads:Capped"}}, memory_knobs=CHUNKED)
-    message = (
-        r"they are no linear layer's own output: it scales, caps, .*; return what an nn.Linear returns, or leave it out"
-    )
-    with pytest.raises(ValueError, match=message):
-        head_of(capped, data()[0])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    {
+        "Capped": r"they are no linear layer's own output: it scales, caps, .*",
+        "Sharpened": r"they are no linear layer's own output: .*",
+        "Scaled": "the model writes into them after that layer: .*",
+        "Masked": "the model writes into them after that layer: .*",
+        "Twice": r"it \(head\) is called 2 times in a forward pass",
+    }.items(),
+)
+def test_logits_that_are_not_the_heads_own_are_refused_with_the_way_out(name: str, why: str) -> None:
+    trial = config(**headed(name), memory_knobs=CHUNKED)
+    with pytest.raises(ValueError, match=f"{why}; return what an nn.Linear returns, or leave it out"):
+        head_of(trial, data()[0])
+
+
+def test_torch_says_nothing_of_a_model_that_cannot_be_followed(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="fake tensors cannot follow it"):
+        head_of(config(**labelled("mixture"), memory_knobs=CHUNKED), labelled_data()[0])
+    assert caplog.records == []
+
+
+def headed(name: str) -> dict[str, Any]:
+    return {**HEADED, "model": {"target": f"tests.support.heads:{name}"}}
+
+
+def labelled(name: str) -> dict[str, Any]:
+    return {**MODELS["transformers"], "model": {"target": f"tests.support.labelled:{name}"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        *((fields, "^$") for name, fields in MODELS.items() if name != "gpt"),
+        ({**HEADED, "precision": "bfloat16"}, "^$"),
+        ({**MODELS["transformers"], "precision": "bfloat16"}, "^$"),
+        (labelled("with_z_loss"), r"the loss of its first samples is [\d.]+ in chunks, and [\d.]+ as it computes it"),
+        (labelled("mixture"), r"the loss of its first samples is [\d.]+ in chunks, and [\d.]+ as it computes it"),
+        (headed("Slowed"), r"the gradient of its first samples is \d+.\d\d% of its length away"),
+        ({}, None),
+        (headed("Capped"), None),
+    ],
+)  # fmt: skip
+def test_a_first_pass_tells_whether_the_loss_in_chunks_is_the_models_own(
+    fields: dict[str, Any], said: str | None
+) -> None:
+    """By numbers: what a model adds to its cross-entropy stands nowhere else."""
+    *_, found = parts(config(**fields))
+    assert isinstance(found, FirstPass)
+    assert found.outcome == "passed"
+    assert found.in_chunks is None if said is None else re.match(said, found.in_chunks or "")
 
 
 def test_a_run_in_chunks_goes_on_from_its_checkpoint_alone() -> None:
