@@ -64,7 +64,7 @@ from batchscout.trainers.notices import Notice, NoticeKind, give_notice, heard_b
 from batchscout.trainers.sources.adapted import own_run_of
 from batchscout.trainers.sources.kinds import HUGGING_FACE, is_overridden
 from batchscout.trainers.sources.settings import OwnRun
-from batchscout.trainers.step.optimizers import build_optimizer
+from batchscout.trainers.step.optimizers import build_optimizer, fixed_rates
 
 HERE = "batchscout.trainers.before.first_pass"
 NUM_SAMPLES = 2
@@ -282,14 +282,16 @@ def _take(
     _look_at_samples(config, module, loss, classes.found, {"training": train_set, "validation": val_set}, device)
     with classes:
         check_sum(module, loss, train_set, device)
-        if (fault := _optimizers_fault(config, module)) is not None:
-            return FirstPass("refused", "pass", fault)
+        try:
+            rates = _fixed_rates(config, module)
+        except ValueError as error:  # an optimizer that does not fit
+            return FirstPass("refused", "pass", str(error))
         if (fault := changing_with_steps(module, loss, batch, device)) is not None:
             return FirstPass("refused", "pass", fault)
         found = not_adding_up(module, loss, train_set, device)
     if found is not None and isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
-    told = (counted, _is_told(found) if found else None, not_apart(module, loss, train_set, config))
+    told = (counted, rates, _is_told(found) if found else None, not_apart(module, loss, train_set, config))
     alone_raises = _raised_alone(module, loss, move(fetch(train_set, indices[:1]), device), device)
     return FirstPass(
         "passed",
@@ -434,16 +436,30 @@ def _is_told(found: Fault) -> str:
     )
 
 
-def _optimizers_fault(config: TrialConfig, module: nn.Module) -> str | None:
-    """Return why the optimizer does not fit; None if it does. To make one loads torch's compiler, which takes a second: what AdamW and
-    SGD take without further arguments fits any model."""
-    if config.optimizer.type in ("adamw", "sgd") and not config.optimizer.kwargs:
+def _fixed_rates(config: TrialConfig, module: nn.Module) -> str | None:
+    """Return, in words, which groups of the optimizer do not follow the run's learning rate; None where all do. Raises ValueError where none
+    does, or the optimizer does not fit.
+
+    To make one loads torch's compiler, which takes a second: what AdamW and SGD take without further arguments fits any model."""
+    own = config.optimizer
+    if own.type in ("adamw", "sgd") and not own.kwargs:
         return None
-    try:
+    if own.type != "own":
         build_optimizer(module, config)
-    except ValueError as error:
-        return str(error)
-    return None
+        return None
+    fixed, number = fixed_rates(module, config)
+    rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(fixed))
+    if number and len(fixed) == number:
+        raise ValueError(
+            f"optimizer.target {own.target} trains at the learning rate {rates} whether it is called with lr={config.learning_rate:g} or with "
+            f"lr={2 * config.learning_rate:g}, so a study would compare rates that change nothing; hand `lr` on to the optimizer"
+        )
+    return (
+        f"optimizer.target {own.target} keeps the learning rate of {len(fixed)} of its {number} groups ({rates}), whatever `lr` it is called "
+        "with, and the study changes that of the others alone: if that is not meant, give these a multiple of `lr`"
+        if fixed
+        else None
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,17 @@ def build_optimizer(model: nn.Module, config: TrialConfig) -> Optimizer:
         for group in optimizer.param_groups:  # its own callable may have given them rates of their own, too
             group[RATIO] = float(group["lr"]) / config.learning_rate
     return optimizer
+
+
+def fixed_rates(model: nn.Module, config: TrialConfig) -> tuple[list[float], int]:
+    """Return the learning rates of the groups that stay as they are whatever the run's is, and how many groups there are. Only what a user's
+    own callable makes may have such."""
+    of_run, of_twice_that = (
+        [float(group["lr"]) for group in build_optimizer(model, one).param_groups]
+        for one in (config, config.model_copy(update={"learning_rate": 2 * config.learning_rate}))
+    )
+    pairs = zip(of_run, of_twice_that, strict=False)  # a callable may make as many groups as it likes
+    return [rate for rate, other in pairs if not math.isclose(other, 2 * rate)], len(of_run)
 
 
 def _built(model: nn.Module, parameters: Sequence[nn.Parameter], config: TrialConfig) -> Optimizer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import pytest
@@ -268,3 +268,23 @@ def test_sparse_gradients_are_refused_with_the_way_out() -> None:
 def test_what_is_no_tensor_is_left_to_torchs_own_words() -> None:
     with ClassesSeen("a sample"), pytest.raises(TypeError, match="must be Tensor"):
         F.cross_entropy(cast(Any, nn.Linear(2, 2)), cast(Any, [1]))
+
+
+def at_its_own_rate(params: Iterable[nn.Parameter], lr: float, fixed: int = 2) -> torch.optim.Optimizer:
+    """So many of its two groups do not follow the study's rate."""
+    params, rates = list(params), [0.1] * fixed + [0.5 * lr] * (2 - fixed)
+    groups = ([p for p in params if p.dim() > 1], [p for p in params if p.dim() == 1])
+    return torch.optim.SGD([{"params": group, "lr": rate} for group, rate in zip(groups, rates, strict=True)])
+
+
+def test_an_optimizer_that_does_not_follow_the_learning_rate_is_refused_and_told_of_where_a_part_does() -> None:
+    """A study would compare rates that change nothing."""
+
+    def found(fixed: int) -> FirstPass:
+        return passed(trial(optimizer={"target": f"{__name__}:at_its_own_rate", "kwargs": {"fixed": fixed}}))
+
+    assert found(2).outcome == "refused"
+    assert "trains at the learning rate 0.1 whether it is called with lr=0.01 or with lr=0.02" in found(2).said
+    assert found(1).outcome == "passed"
+    assert "keeps the learning rate of 1 of its 2 groups (0.1)" in found(1).said
+    assert found(0) == passed(trial())
