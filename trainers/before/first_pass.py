@@ -53,6 +53,7 @@ from batchscout.trainers.model.adding_up import (
 from batchscout.trainers.model.contract import (
     NoLossAndCount,
     check_first_loss,
+    check_is_the_models,
     check_is_trained,
     check_loss,
     check_shapes,
@@ -270,6 +271,8 @@ def _take(
     except NoLossAndCount as error:
         return FirstPass("refused", "pass", f"{_without_a_loss(config)}{error}")
     check_is_trained(module, loss_sum)
+    if own_run_of(module) is None:  # what trains elsewhere says itself what it trains
+        check_is_the_models(module, loss_sum)
     check_first_loss(loss_sum.item(), num_targets.item())
     targets_per_sample = num_targets.item() / NUM_SAMPLES
     loss_sum.backward()

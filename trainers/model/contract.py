@@ -16,6 +16,8 @@ from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.model.models import build_model
 from batchscout.trainers.model.shapes import shapes_alone
 
+MOST_SHAPES = 3
+
 
 def check_is_trained(module: nn.Module, loss_sum: Tensor) -> None:
     """Raise LossFault where no parameter is moved by the loss."""
@@ -33,6 +35,40 @@ def check_is_trained(module: nn.Module, loss_sum: Tensor) -> None:
     else:
         why = "the model has no parameters, so nothing can be trained; assign its layers to attributes of the module (self.layer = ...)"
     raise LossFault(why)
+
+
+def check_is_the_models(module: nn.Module, loss_sum: Tensor) -> None:
+    """Raise LossFault where the loss depends on parameters that the model does not have, as those of a loss that is a module, or of layers
+    in a plain list: no run would train them, and the trials of a lane would share them."""
+    own = {id(parameter) for parameter in module.parameters()}
+    others = [
+        leaf
+        for leaf in _leaves_of(loss_sum)
+        if isinstance(leaf, nn.Parameter) and leaf.requires_grad and id(leaf) not in own
+    ]
+    if others:
+        shapes = ", ".join(" x ".join(map(str, one.shape)) or "one number" for one in others[:MOST_SHAPES])
+        more = ", ..." if len(others) > MOST_SHAPES else ""
+        what, they = ("a parameter", "it") if len(others) == 1 else (f"{len(others)} parameters", "them")
+        raise LossFault(
+            f"the loss depends on {what} that the model does not have ({shapes}{more}), so no run would train {they}; assign "
+            f"the module that has {they}, such as the loss, to an attribute of the model, and layers in a list as nn.ModuleList, or freeze what is "
+            "not to be trained (requires_grad_(False))"
+        )
+
+
+def _leaves_of(loss_sum: Tensor) -> list[Tensor]:
+    """Return the tensors in which a loss's backward pass ends."""
+    leaves, waiting, seen = list[Tensor](), [loss_sum.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            leaves.append(leaf)
+        waiting += [before for before, _ in node.next_functions]
+    return leaves
 
 
 class NoLossAndCount(LossFault):

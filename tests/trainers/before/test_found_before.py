@@ -288,3 +288,54 @@ def test_an_optimizer_that_does_not_follow_the_learning_rate_is_refused_and_told
     assert found(1).outcome == "passed"
     assert "keeps the learning rate of 1 of its 2 groups (0.1)" in found(1).said
     assert found(0) == passed(trial())
+
+
+class Margin(nn.Module):
+    """A loss with weights of its own for each class, as ArcFace and proxies have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proxies = nn.Parameter(torch.randn(NUM_CLASSES, NUM_CLASSES))
+
+    def forward(self, module: nn.Module, batch: Sample) -> tuple[Tensor, Tensor]:
+        logits = module(batch[0]) @ self.proxies.T
+        return F.cross_entropy(logits, batch[1], reduction="sum"), torch.tensor(len(batch[1]))
+
+
+margin, frozen = Margin(), Margin().requires_grad_(False)
+
+
+def by_a_margin(module: nn.Module, batch: Sample) -> tuple[Tensor, Tensor]:
+    """It depends on where its inputs are, which is no parameter."""
+    inputs, targets = batch
+    return margin(module, (inputs.clone().requires_grad_(), targets))
+
+
+def by_a_frozen_margin(module: nn.Module, batch: Sample) -> tuple[Tensor, Tensor]:
+    return frozen(module, (batch[0].clone().requires_grad_(), batch[1]))
+
+
+class Listed(nn.Module):
+    """Layers in a plain list are not the module's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.layers = nn.Linear(NUM_INPUTS, NUM_CLASSES), [nn.Linear(NUM_INPUTS, NUM_INPUTS)]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.layers[0](inputs))
+
+
+@pytest.mark.parametrize("loss", ["margin", "by_a_margin"])
+def test_a_loss_with_parameters_of_its_own_is_refused_and_one_that_is_frozen_is_not(loss: str) -> None:
+    found = passed(trial(loss=f"{__name__}:{loss}"))
+    assert found.outcome == "refused"
+    assert "depends on a parameter that the model does not have (3 x 3), so no run would train it; assign" in found.said
+    assert passed(trial(loss=f"{__name__}:by_a_frozen_margin")).outcome == "passed"
+
+
+def test_layers_that_are_not_the_models_are_refused() -> None:
+    found = passed(trial(model={"target": f"{__name__}:Listed"}))
+    assert found.outcome == "refused"
+    assert "depends on 2 parameters that the model does not have (" in found.said
+    assert "nn.ModuleList" in found.said
