@@ -305,6 +305,7 @@ def check_new_study(config: StudyConfig, *, is_local: bool, compiles: bool, say:
     facts = replace(
         facts,
         memory_knobs=_without_another_loss(facts.memory_knobs, config, found.in_chunks),
+        evaluated_together=None if found.adds_up else _evaluated_together(config),
         alone_raises=found.alone_raises,
         pass_seconds=found.seconds if is_local else None,
         blocks_differ_again=found.differs_again,
@@ -323,7 +324,20 @@ def check_new_study(config: StudyConfig, *, is_local: bool, compiles: bool, say:
         )
     else:
         _act_on(found, what, say, is_local=is_local)
+    if facts.evaluated_together is not None:
+        say(
+            f"every trial is evaluated over {counted(facts.evaluated_together, 'sample')} at a time, whatever its micro-batch, so that all are judged by "
+            "one loss; batch.micro_batch_size says how many, as in a training of your own"
+        )
     return facts
+
+
+def _evaluated_together(config: StudyConfig) -> int:
+    """Return how many samples to evaluate at a time where the loss of a sample depends on those beside it: the micro-batch that the study
+    file gives, or else the smallest that a trial may have, since any trial has the memory for that. Of one alone some losses are always 0."""
+    if config.batch.micro_batch_size is not None:
+        return config.batch.micro_batch_size
+    return max(2, min(_sizes_asked_for(config)[1:], default=1))
 
 
 def _first_pass(config: StudyConfig, say: Callable[[str], object]) -> FirstPass:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from batchscout.orchestrator import preflight
 from batchscout.orchestrator.config.load import load_study, parse_study
@@ -32,14 +33,17 @@ from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Proposal
 from batchscout.trainers.before.digests import num_validated_on_training
 from batchscout.trainers.before.first_pass import FirstPass
+from batchscout.trainers.config import Split
 from batchscout.trainers.errors import Obstacle
 from batchscout.trainers.model.gpt import GPT
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
+from batchscout.trainers.reporting.evaluation import evaluate
 from tests.support.command_line import Typed
 from tests.support.every import for_every
 from tests.support.processes import HANGS_AFTER_SECONDS, python
 from tests.support.storage import fault, on_failing_storage
 from tests.support.studies import ON_TEXT
+from tests.support.tiny import cpu_run
 
 # Their few samples are met often; whoever hears notices hears of that all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:runs see each of the:UserWarning")
@@ -799,6 +803,49 @@ def test_chunks_that_leave_out_a_part_of_the_loss_are_not_tried_unasked_and_refu
     found = FirstPass("too_large", "pass")
     monkeypatch.setattr("batchscout.trainers.before.first_pass.first_pass", lambda *_: found)
     assert tried("tiny_llama") is None, "its loss could not be compared"
+
+
+def among_those_beside_it(module: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A contrastive loss: each sample is told from the others of its micro-batch."""
+    found = module(batch["input_ids"]).mean(1)
+    own = torch.arange(len(found))
+    return nn.functional.cross_entropy(found @ found.T, own, reduction="sum"), torch.tensor(len(own))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 2),
+        ({"stages": [{"type": "grid", "micro_batch_size": [4, 8]}]}, 4),
+        ({"batch": {"micro_batch_size": 8}}, 8),
+    ],
+)
+def test_where_samples_do_not_add_up_trials_of_every_micro_batch_are_judged_by_one_loss(
+    changes: dict[str, Any], expected: int
+) -> None:
+    study: dict[str, Any] = {
+        "name": "one",
+        "model": {"target": "tests.support.heads:Headed"},
+        "data": {"target": "tests.support.tiny:data"},
+        "loss": "tests.test_preflight:among_those_beside_it",
+        "optimizer": {"reference_batch_size": 8},
+        "sample_budget": 64,
+        "evaluation_samples": 16,
+    }
+    config, said = parse_study(study | changes, "one"), list[str]()
+    facts = preflight.check_new_study(config, is_local=True, compiles=False, say=said.append)
+    assert facts.evaluated_together == expected
+    assert "candidates with micro-batches of different sizes train by different losses" in said[0]
+    assert said[1].startswith(f"every trial is evaluated over {expected} samples at a time, whatever its micro-batch")
+    context = StageContext(config.stages[0], config, Study("one", facts=facts))
+    trials = [context.trial(Split(size, 1, 1), None, compile=False) for size in (2, 4, 8)]
+    losses, own = (
+        [evaluate(cpu_run(trial.model_copy(update=fields)))["val_loss"] for trial in trials]
+        for fields in ({}, {"evaluated_together": None})
+    )
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
+    assert own[-1] > 2 * own[0], "each micro-batch has a loss of its own"
 
 
 @pytest.mark.parametrize(

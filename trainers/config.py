@@ -367,6 +367,9 @@ class TrialConfig(Strict):
     evaluation_samples: Annotated[int, Field(ge=0)] = 256
     """Validation samples of each evaluation, from all parts of the set (of a stream its first), or all if there are fewer. 0: it never
     evaluates."""
+    evaluated_together: PositiveInt | None = None
+    """How many samples an evaluation takes at a time, where the loss of a sample depends on those beside it: trials with micro-batches of other
+    sizes are then judged by the same loss. null: as many as a micro-batch has."""
     ema_half_life_samples: PositiveInt | None = None
     """The half-life of a moving average of the weights, in samples. Evaluations use the average, in which the initial
     weights do not count. null: there is none."""

@@ -44,6 +44,7 @@ def base_trial(
     memory_limit_bytes: int | None,
     device_peaks: Mapping[Precision, DevicePeak] | None = None,
     long_samples: tuple[int, ...] | None = None,
+    evaluated_together: int | None = None,
 ) -> TrialConfig:
     """Return what all trials of the study have in common, with the batch that the key `batch` gives."""
     split = given_batch(config.batch, config.world_size)
@@ -74,6 +75,7 @@ def base_trial(
         sample_budget=config.sample_budget,
         evaluations=evenly_spaced(config.sample_budget, config.evaluations),
         evaluation_samples=config.evaluation_samples,
+        evaluated_together=evaluated_together,
         seed=config.seeds[0],
         keep_checkpoints=config.keep_checkpoints,
         memory_limit_bytes=memory_limit_bytes,

@@ -96,7 +96,8 @@ class StageContext(Generic[Keys]):
                 f"the effective batch ({effective}) is larger than sample_budget ({budget}); raise sample_budget"
             )
         facts = self.study.facts
-        base = base_trial(self.config, self.limit_bytes(), facts.device_peaks, facts.long_samples)
+        read = facts.device_peaks, facts.long_samples, facts.evaluated_together
+        base = base_trial(self.config, self.limit_bytes(), *read)
         rate = changes.get("learning_rate", scaled_learning_rate(self.config.optimizer, effective))
         assert isinstance(rate, float)
         batch = {

@@ -100,6 +100,8 @@ class FirstPass:
     """raised by the model or the loss: what the model's forward takes, and what the batch was."""
     targets_per_sample: float | None = None
     """passed: how many targets the first samples have on average."""
+    adds_up: bool = True
+    """passed: False where a batch has another loss, or gradient, than its samples one by one."""
     alone_raises: str | None = None
     """passed: what a single sample raises in training, as BatchNorm does; None where it does not."""
     seconds: tuple[float, float] | None = field(default=None, compare=False)
@@ -302,6 +304,7 @@ def _take(
         ". ".join(filter(None, told)),
         targets_per_sample=targets_per_sample,
         seconds=_seconds(module, loss, train_set, device) if is_short else None,
+        adds_up=found is None,
         alone_raises=alone_raises,
         differs_again=again.differed,
         in_chunks=another_in_chunks(module, config, move(batch, device)),  # the last: it changes the module
@@ -434,8 +437,8 @@ def _is_no_such_mean(found: Fault, loss: MeanLoss) -> str:
 
 def _is_told(found: Fault) -> str:
     return (
-        f"{found}: a batch trains differently when it is split, and comparisons of batches hold for this way to split them alone. If "
-        "that is not meant, let each sample have its own loss and return their sum"
+        f"{found}: a batch trains differently when it is split, so candidates with micro-batches of different sizes train by different "
+        "losses. If that is not meant, let each sample have its own loss and return their sum"
     )
 
 
