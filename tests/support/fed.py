@@ -135,10 +135,57 @@ class Uneven(Stream):
             yield {name: tensor[: 5 + number % 3] for name, tensor in sample.items()}
 
 
+class GoesOn(Stream):
+    """Has one iterator, as of a file that was opened when it was made."""
+
+    def __init__(self, samples: Samples) -> None:
+        super().__init__(samples)
+        self.left = iter(samples)
+
+    def __iter__(self) -> Iterator[Sample]:
+        yield from self.left
+
+
+class Shuffled(Stream):
+    """Draws its order from a generator of its own."""
+
+    def __init__(self, samples: Samples) -> None:
+        super().__init__(samples)
+        self.random = random.Random(0)
+
+    def __iter__(self) -> Iterator[Sample]:
+        yield from self.random.sample(self.samples, len(self.samples))
+
+
+class OwnGenerator(Drawing):
+    """Masks what it reads by a generator of its own."""
+
+    def __init__(self, samples: Samples) -> None:
+        super().__init__(samples)
+        self.random = random.Random(0)
+
+    def __getitem__(self, index: int) -> Sample:
+        sample = self.samples[index]
+        return {**sample, "input_ids": sample["input_ids"] * self.random.randint(0, 1)}
+
+
+def with_its_own_generator(of: str) -> tuple[Any, Any]:
+    train, val = data()
+    own = {"train": train, "val": val} | {of: OwnGenerator(train if of == "train" else val)}
+    return own["train"], own["val"]
+
+
 def streams(kind: str = "plain", num_train: int = 200) -> tuple[Any, Any]:
     """(train, val), of which val is a stream, too."""
     train, val = data(num_train=num_train)
-    of_kind: dict[str, type[Stream]] = {"plain": Stream, "resumable": Resumable, "once": Once, "uneven": Uneven}
+    of_kind: dict[str, type[Stream]] = {
+        "plain": Stream,
+        "resumable": Resumable,
+        "once": Once,
+        "uneven": Uneven,
+        "goes on": GoesOn,
+        "shuffled": Shuffled,
+    }
     if kind == "generator":
         return (sample for sample in train), val
     if kind == "empty":

@@ -27,6 +27,7 @@ from batchscout.trainers.before.every_sample import look_for_targets, look_throu
 from batchscout.trainers.before.given import given_text
 from batchscout.trainers.before.in_chunks import another_in_chunks
 from batchscout.trainers.before.own_process import asked, own_process
+from batchscout.trainers.before.read_again import check_begins_anew, others_when_read_again
 from batchscout.trainers.before.tokens_of_weights import check_tokens
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.criteria import CrossEntropyCriterion, MeanLoss
@@ -197,6 +198,8 @@ def parts(
         first_train, first_val = first_of(train_set, SAMPLES_LOOKED_AT), first_of(val_set, SAMPLES_LOOKED_AT)
         digests = digests_of_data(train_set, val_set)
         knows({"digests": digests})
+        check_begins_anew(train_set)
+        check_begins_anew(val_set)
         yield (part := "model")
         module = initial_module(config, first_train)
         knows({"digests": digests | digest_of_model(module)})
@@ -284,7 +287,8 @@ def _take(
     is_short = pass_seconds < LONGEST_TO_REPEAT_SECONDS
     # Before other calls bring a loss that counts them to its end.
     counted = changing_with_calls(module, loss, batch, device) if is_short else None
-    _look_at_samples(config, module, loss, classes.found, {"training": train_set, "validation": val_set}, device)
+    sets = {"training": train_set, "validation": val_set}
+    _look_at_samples(config, module, loss, classes.found, sets, device)
     with classes:
         check_sum(module, loss, train_set, device)
         try:
@@ -296,7 +300,8 @@ def _take(
         found = not_adding_up(module, loss, train_set, device)
     if found is not None and isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
-    told = (counted, rates, _is_told(found) if found else None, not_apart(module, loss, train_set, config))
+    added = _is_told(found) if found else None
+    told = (others_when_read_again(sets), counted, rates, added, not_apart(module, loss, train_set, config))
     alone_raises = _raised_alone(module, loss, move(fetch(train_set, indices[:1]), device), device)
     return FirstPass(
         "passed",

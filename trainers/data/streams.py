@@ -66,10 +66,14 @@ class Stream:
     def first(self, count: int) -> Kept:
         """Return the first `count` samples, or all where there are fewer. They are read once, and kept."""
         if len(self._first) < count and not self._is_all:
-            with drawing_from(seed_of(0)):
-                self._first = Kept(self, itertools.islice(iter(self.begun(0)), count))
+            self._first = Kept(self, self.anew(count))
             self._is_all = len(self._first) < count
         return Kept(self, self._first[:count])
+
+    def anew(self, count: int) -> list[Any]:
+        """Read the first `count` samples once more."""
+        with drawing_from(seed_of(0)):
+            return list(itertools.islice(iter(self.begun(0)), count))
 
     def begun(self, number_of_pass: int) -> Any:
         """Return the samples of a pass, from its beginning on."""

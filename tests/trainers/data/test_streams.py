@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from batchscout.trainers.before.first_pass import FirstPass, parts
 from batchscout.trainers.config import DataConfig, TrialConfig
 from batchscout.trainers.data import streams
 from batchscout.trainers.data.samples import load_data
@@ -186,6 +188,40 @@ def test_a_stream_that_cannot_be_taken_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         load_data(DataConfig(target=f"tests.support.fed:{target}", kwargs=kwargs, workers=workers))
+
+
+@pytest.mark.parametrize(
+    ("target", "kwargs", "begins_anew"),
+    [
+        ("streams", {}, True),
+        ("streams", {"kind": "resumable"}, True),
+        ("of_library", {"shuffled": True}, True),
+        ("streams", {"kind": "goes on"}, False),
+        ("streams", {"kind": "shuffled"}, False),
+    ],
+)
+def test_a_stream_that_does_not_begin_anew_is_refused_in_the_first_pass(
+    target: str, kwargs: dict[str, Any], begins_anew: bool
+) -> None:
+    """A trial would go on where the one before it has stopped."""
+    *_, found = parts(trial(target, kwargs=kwargs))
+    assert isinstance(found, FirstPass)
+    assert (found.outcome, found.part) == (("passed", "pass") if begins_anew else ("refused", "data"))
+    assert begins_anew or re.match(
+        r"the train stream of .* has other samples each time it is begun: .*; open files and make generators, with a seed, in its __iter__$",
+        found.said,
+    )
+
+
+@pytest.mark.parametrize(("of", "name"), [("train", "training"), ("val", "validation")])
+def test_a_set_that_draws_from_a_generator_of_its_own_is_told(of: str, name: str) -> None:
+    *_, found = parts(trial("with_its_own_generator", kwargs={"of": of}))
+    *_, drawing = parts(trial("drawing"))
+    assert isinstance(found, FirstPass)
+    assert isinstance(drawing, FirstPass)
+    assert (found.outcome, drawing.outcome) == ("passed", "passed")
+    assert f"samples of the {name} data are others when they are read again from the same random numbers" in found.said
+    assert drawing.said == ""
 
 
 def a_loader() -> tuple[Any, Any]:
