@@ -35,7 +35,7 @@ def _warmed_up(small: TrialConfig, device: torch.device) -> float:
         _warm.clear()
     started = time.perf_counter()
     run = Run(small, device)
-    check_sum(run.module, run.loss_function, run.first_samples, device)
+    check_sum(run.module, run.loss_function, run.first_samples, run.device)
     run.step()
     del run
     give_back()
