@@ -279,10 +279,12 @@ def buffers_kept(module: nn.Module, *, but_counts: bool = False) -> Iterator[Non
     become."""
     kept = [buffer for buffer in module.buffers() if buffer.is_floating_point() or not but_counts]
     before = [(buffer, buffer.clone()) for buffer in kept]
-    yield
-    with torch.no_grad():
-        for buffer, value in before:
-            buffer.copy_(value)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 @contextlib.contextmanager

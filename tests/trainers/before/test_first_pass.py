@@ -22,6 +22,7 @@ from batchscout.trainers.before.first_pass import PARTS, FirstPass, first_pass
 from batchscout.trainers.before.given import given_text
 from batchscout.trainers.criteria import MeanLoss
 from batchscout.trainers.device import cgroup
+from batchscout.trainers.model.adding_up import buffers_kept
 from batchscout.trainers.notices import Notice, NoticeKind, give_notice, heard_by
 from tests.support.processes import HANGS_AFTER_SECONDS
 from tests.support.tiny import ROOT, Samples, config, data
@@ -346,3 +347,23 @@ def test_notices_of_its_process_and_the_parts_as_they_begin_are_heard_here() -> 
         first_pass(trial, 60.0, begun.append)
     assert heard == [Notice(NoticeKind.REBUILT_DATA, "the tokens were made again")]
     assert begun == [*PARTS]
+
+
+def test_what_a_forward_that_raises_has_moved_is_undone() -> None:
+    """BatchNorm over vectors raises on a single one, after it has taken it into its statistics."""
+
+    class Raises(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            self.norm(values)
+            raise ValueError("after all")
+
+    module = Raises()
+    with pytest.raises(ValueError, match="after all"), buffers_kept(module):
+        module(torch.randn(4, 3) + 5)
+    assert module.norm.running_mean is not None
+    assert module.norm.running_mean.eq(0).all()
+    assert module.norm.num_batches_tracked == 0
