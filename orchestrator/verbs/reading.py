@@ -143,13 +143,14 @@ def export(arguments: argparse.Namespace) -> int:
         with own_file(path, "read"):
             # Where there is a journal, the file may hold an earlier answer.
             text = path.read_text() if exists(path) and not exists(run_dir / "journal.jsonl") else None
-        recommendation = Recommendation.from_json(text) if text is not None else load(run_dir).recommendation
-        if recommendation is None:
-            raise ValueError(no_recommendation(*_open(run_dir), quoted(str(arguments.run_dir))))
-        to = arguments.to
-        if to is None:
-            config, study = _open(run_dir)
-            to = first_trainer(config, study.facts.own_run)
+        if text is not None and arguments.to is not None:
+            recommendation, to = Recommendation.from_json(text), arguments.to
+        else:
+            study = load(run_dir)
+            recommendation = study.recommendation
+            if recommendation is None:
+                raise ValueError(no_recommendation(study.config, study.replayed, quoted(str(arguments.run_dir))))
+            to = arguments.to or first_trainer(study.config, study.replayed.facts.own_run)
     print(printable(export_text(recommendation, to, quoted(str(arguments.run_dir)))))
     return 0
 
