@@ -259,8 +259,8 @@ def _without_another_loss(
 
     A model of transformers may add to the cross-entropy of its logits. Where its loss could not be compared, it is not tried unasked.
     """
-    name, frontier = chunked_cross_entropy.NAME, config.keys_of(Frontier)
-    if in_chunks and name in {*config.memory_knobs, *((frontier and frontier.memory_knobs) or ())}:
+    name = chunked_cross_entropy.NAME
+    if in_chunks and name in config.named_knobs:
         raise ValueError(
             f"memory_knobs has {name}, which is to change no number, and with this model it does: {in_chunks}. What the model adds to "
             "the cross-entropy of its logits (a router's balance, a z-loss), or does to them after their layer, is left out; leave "
