@@ -51,13 +51,14 @@ def usual_rate(has_adapters: bool) -> float:
 def _optimizer(given: object, rate: float) -> object:
     if not isinstance(given, Mapping):
         return given
-    if given.get("target") and "lr" in given:  # it has a decay of its own
-        return {key: value for key, value in _FINETUNE["optimizer"].items() if key != "weight_decay"} | dict(given)
+    defaults = dict(_FINETUNE["optimizer"])
+    if given.get("target"):  # it has a decay of its own
+        del defaults["weight_decay"]
     if "lr" in given:
-        return {**_FINETUNE["optimizer"], **given}
+        return {**defaults, **given}
     if given.get("type", "adamw") != "adamw" or given.get("target"):
         raise ValueError("regime: finetune has a default optimizer.lr for adamw alone; set optimizer.lr")
-    return {**_FINETUNE["optimizer"], "lr": rate, **given}
+    return {**defaults, "lr": rate, **given}
 
 
 def _stages(given: object) -> object:

@@ -80,8 +80,8 @@ def _loss_and_targets(run: Run, samples: SampleSet, indices: Sequence[int]) -> t
 
 
 def _micro_batch_size(config: TrialConfig) -> int:
-    """Return how many samples are evaluated at once. Where the trial does not say: what is trained as one graph holds no logits of its own size, and eager code
-    does, so fewer of them keep the peak near that of training."""
+    """Return how many samples are evaluated at once. Where the trial does not say: what is trained as one graph holds no logits of its own
+    size, and eager code does, so fewer of them keep the peak near that of training."""
     if config.evaluated_together is not None:
         return config.evaluated_together
     return math.ceil(config.micro_batch_size / 4) if config.compile == "whole" else config.micro_batch_size
