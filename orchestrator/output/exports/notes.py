@@ -68,7 +68,7 @@ def _kept_notes(r: Recommendation) -> list[str]:
         )
     if r.peft is not None:
         notes.append(
-            f"the learning rate is that of LoRA adapters, and all else was frozen: peft.LoraConfig({arguments_text(r.peft)})"
+            f"the learning rate is that of LoRA adapters, and the weights that the model had were frozen: peft.LoraConfig({arguments_text(r.peft)})"
         )
     if r.batch_norm is not None:
         over = f"each micro-batch of {r.micro_batch_size}"
