@@ -284,10 +284,29 @@ def _take(
     pass_seconds = time.monotonic() - began
     if (fault := _gradients_fault(config, module, is_called=bool(calls))) is not None:
         return FirstPass("refused", "pass", fault)
-    is_short = pass_seconds < LONGEST_TO_REPEAT_SECONDS
+    is_short, sets = pass_seconds < LONGEST_TO_REPEAT_SECONDS, {"training": train_set, "validation": val_set}
+    found = _look_further(config, module, loss, sets, batch, classes, device, is_short=is_short)
+    if found.outcome != "passed":
+        return found
+    return replace(found, targets_per_sample=targets_per_sample, differs_again=again.differed)
+
+
+def _look_further(
+    config: TrialConfig,
+    module: nn.Module,
+    loss: LossFunction,
+    sets: Mapping[str, SampleSet],
+    batch: Any,
+    classes: ClassesSeen,
+    device: torch.device,
+    *,
+    is_short: bool,
+) -> FirstPass:
+    """Return what further calls show of a model whose pass was well: of its samples, its optimizer, and of what changes with calls, steps and
+    the split. batch: the first samples. is_short: whether a pass may be taken some times more."""
+    train_set = sets["training"]
     # Before other calls bring a loss that counts them to its end.
     counted = changing_with_calls(module, loss, batch, device) if is_short else None
-    sets = {"training": train_set, "validation": val_set}
     _look_at_samples(config, module, loss, classes.found, sets, device)
     with classes:
         check_sum(module, loss, train_set, device)
@@ -302,16 +321,14 @@ def _take(
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
     added = _is_told(found) if found else None
     told = (others_when_read_again(sets), counted, rates, added, not_apart(module, loss, train_set, config))
-    alone_raises = _raised_alone(module, loss, move(fetch(train_set, indices[:1]), device), device)
+    alone_raises = _raised_alone(module, loss, move(fetch(train_set, [0]), device), device)
     return FirstPass(
         "passed",
         "pass",
         ". ".join(filter(None, told)),
-        targets_per_sample=targets_per_sample,
         seconds=_seconds(module, loss, train_set, device) if is_short else None,
         adds_up=found is None,
         alone_raises=alone_raises,
-        differs_again=again.differed,
         in_chunks=another_in_chunks(module, config, move(batch, device)),  # the last: it changes the module
     )
 
