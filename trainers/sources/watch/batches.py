@@ -25,7 +25,8 @@ from batchscout.trainers.sources.sampling import places_of
 from batchscout.trainers.sources.settings import num_samples_of
 from batchscout.trainers.sources.watch.statements import compiled
 
-_VALIDATES = ("val", "valid", "validation", "eval", "dev", "test", "te")
+_TESTS = ("test", "te")
+_VALIDATES = ("val", "vali", "valid", "validation", "eval", "evaluation", "dev", "heldout", "holdout", *_TESTS)
 """What validation data are called, the likeliest first."""
 _TRAINS = ("train", "training", "trn")
 
@@ -294,6 +295,11 @@ def validation_loader(
     nameless = [one for one in others if id(one) not in has_a_name]
     plain = [one for one in nameless if isinstance(one.sampler, SequentialSampler) or one.dataset is train.dataset]
     return next(iter([*in_order, *(plain if len(plain) == 1 else [])]), None)
+
+
+def is_for_tests(name: str) -> bool:
+    """True of what is called so: a setting that was chosen on it looks better there than it is."""
+    return bool({*_TESTS} & _words(name))
 
 
 def _words(name: str) -> set[str]:

@@ -20,6 +20,7 @@ from batchscout.trainers.sources.watch.batches import (
     FromLoader,
     FromRows,
     draws_at_will,
+    is_for_tests,
     num_samples_in_pass,
     num_samples_in_source,
     within,
@@ -134,6 +135,8 @@ def _told(loop: Loop) -> Iterator[str]:
     source = loop.batches.source
     if isinstance(source, FromLoader) and loop.validation is None:
         yield f"no other loader of the script is of validation data, so {EVERY_TENTH}"
+    if isinstance(source, FromLoader) and loop.validation is not None and is_for_tests(_name_of(loop, loop.validation)):
+        yield f"the study chooses by {_name_of(loop, loop.validation)}, as no loader of other validation data was found; what is measured there afterwards looks better than it is"
     if isinstance(source, FromLoader) and draws_at_will(source.loader):
         yield "its sampler draws some samples several times in a pass and others not at all; a study takes each once"
     if isinstance(source, FromCall):

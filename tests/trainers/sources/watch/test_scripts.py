@@ -1176,6 +1176,20 @@ for x, y in DataLoader(Numbers(), batch_size=6):
     assert len(train) == 54
 
 
+@pytest.mark.parametrize("name", ["vali_loader", "evaluation_loader", "heldout", "val_loader"])
+def test_validation_data_come_before_those_of_a_test(folder: Path, name: str) -> None:
+    head = HEAD.replace("val_loader =", f"{name} =")
+    loop = watched(folder, "test_loader = DataLoader(TensorDataset(X[20:], Y[20:]), batch_size=10)" + PLAIN, head=head)
+    assert len(sets_of(loop)[1].dataset) == 20
+    assert not any("chooses by" in one for one in settings_of(loop, None).told)
+
+
+def test_a_choice_that_is_made_by_a_tests_data_says_so(folder: Path) -> None:
+    loop = watched(folder, PLAIN, head=HEAD.replace("val_loader =", "test_loader ="))
+    assert len(sets_of(loop)[1].dataset) == 20
+    assert any("the study chooses by test_loader" in one for one in settings_of(loop, None).told)
+
+
 def test_two_parts_of_one_set_stay_apart(folder: Path) -> None:
     parts = """
 from torch.utils.data import SubsetRandomSampler
