@@ -20,7 +20,7 @@ from batchscout.orchestrator.stages.train import LearningRateFindings, not_run, 
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import number_text
-from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.config import Schedule, TrialConfig
 from batchscout.trainers.notices import NoticeKind
 
 FEW_PASSES = 4
@@ -63,7 +63,8 @@ def warnings_of(config: StudyConfig, study: Study, nearest: Trial, trial: TrialC
 
 
 def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[str]:
-    warnings = [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
+    warnings = [_own_schedule_unknown(config, study)]
+    warnings += [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
     baseline = baseline_run(study)
     if baseline is not None and (own := not_run(config, baseline)):
         warnings.append(
@@ -86,7 +87,18 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
             f"some batches did not train at the speed they were timed at ({off}), so they trained for more or less time than "
             "planned; the probability corrects for that"
         )
-    return warnings
+    return [*filter(None, warnings)]
+
+
+def _own_schedule_unknown(config: StudyConfig, study: Study) -> str:
+    """Return that what trains elsewhere has another schedule of its learning rate than all runs had; empty where its own is known."""
+    own = study.facts.own_run
+    if own is None or own.schedule is not None or config.schedule != Schedule():
+        return ""
+    return (
+        f"how your own learning rate goes on over a run could not be known, and all runs, that of your own settings too, had {config.schedule.type}: "
+        "the recommended rate and what is saved hold for that schedule; train with it, or name yours as schedule and repeat the study"
+    )
 
 
 def _splits_differ(study: Study) -> str:

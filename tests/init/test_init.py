@@ -19,10 +19,11 @@ from batchscout.orchestrator.init.command import Command, command_in
 from batchscout.orchestrator.init.kinds import Kind
 from batchscout.orchestrator.init.start import read_folder, start
 from batchscout.orchestrator.init.study_file import PLACEHOLDER, Machine, written
-from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subject, subject_of
+from batchscout.orchestrator.init.subject import FromSubject, OwnSubject, Subject, WatchedSubject, subject_of
 from batchscout.orchestrator.output.schemas import editors_line, schema_path
 from batchscout.trainers.before import source
 from batchscout.trainers.criteria import import_path
+from batchscout.trainers.sources.settings import Settings
 from tests.support.command_line import Typed
 from tests.support.processes import apart
 
@@ -424,13 +425,28 @@ def test_of_a_script_a_study_file_is_written_that_runs_and_nothing_else(home: Pa
     assert {one.name for one in home.iterdir()} == {"train.py", "study.yaml"}
     tree = yaml.safe_load((home / "study.yaml").read_text())
     assert tree["from"] == {"script": "train.py", "args": ["--to", "0.02"]}
-    assert (tree["sample_budget"], tree["real_run"]) == (8192, {"samples": 40_000})
+    assert tree["sample_budget"] == 40_000, "its own run takes no longer than a short one may"
+    assert "real_run" not in tree
     config = load_study(home / "study.yaml", [])
     assert (config.optimizer.lr, config.optimizer.reference_batch_size, config.optimizer.weight_decay) == (0.02, 8, 0.0)
     code, _, said = typed("plan", "study.yaml")
     assert code == 0
     assert "are others in every process" not in said, "what a script draws is the same in every process"
     assert {one.name for one in home.iterdir()} == {"train.py", "study.yaml"}
+
+
+def test_a_run_of_the_study_is_as_long_as_half_a_minute_of_passes_allows() -> None:
+    def length(run_samples: int | None, sample_seconds: float | None) -> dict[str, Any]:
+        said = Settings({"optimizer": {"reference_batch_size": 8}}, (), run_samples, sample_seconds=sample_seconds)
+        text = written(WatchedSubject(Command("train.py"), said, 1.0), "it", "study.yaml", Machine(False, False)).text
+        return {key: value for key, value in yaml.safe_load(text).items() if key in ("sample_budget", "real_run")}
+
+    assert length(40_000, 0.0005) == {"sample_budget": 40_000}
+    assert length(200_000, 0.0005) == {"sample_budget": 60_000, "real_run": {"samples": 200_000}}
+    assert length(200_000, 1.0) == {"sample_budget": 8192, "real_run": {"samples": 200_000}}
+    assert length(200_000, None) == {"sample_budget": 8192, "real_run": {"samples": 200_000}}
+    assert length(5_000, None) == {"sample_budget": 5_000}
+    assert length(None, 0.0005) == {"sample_budget": 60_000}
 
 
 @pytest.mark.slow

@@ -23,7 +23,9 @@ from batchscout.orchestrator.study.events import Evaluated, FactsRead, Noticed, 
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import TrialState
+from batchscout.trainers.config import Schedule
 from batchscout.trainers.notices import NoticeKind
+from batchscout.trainers.sources.settings import OwnRun
 from tests.support.every import for_every
 from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
 from tests.support.outcome import recommendation_of
@@ -583,6 +585,17 @@ def test_the_nearest_to_the_users_batch_that_was_run_is_not_called_their_own() -
         == "your own effective batch 16 was not run; figures are against 8, the nearest that was"
     )
     assert "of the setting nearest to yours (effective batch 8, learning rate 0.0006)" in other.answer.gain
+
+
+def test_a_schedule_that_was_not_the_users_own_is_the_first_thing_that_limits_the_answer() -> None:
+    def first(own_run: OwnRun, **keys: Any) -> str:
+        return recommended(*CLOSE, winner=8, facts=Facts(own_run=own_run), **keys).answer.caveats[0]
+
+    said = first(OwnRun("script"))
+    assert "warmup_stable_decay" in said
+    assert "name yours as schedule" in said
+    assert "name yours" not in first(OwnRun("script"), schedule={"type": "cosine"}), "somebody has"
+    assert "name yours" not in first(OwnRun("lightning", schedule=Schedule(type="constant")))
 
 
 def test_nothing_is_decided_while_a_stage_that_chooses_is_to_come_or_for_another_length_than_was_asked_for() -> None:

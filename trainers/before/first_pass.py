@@ -27,6 +27,7 @@ from batchscout.trainers.before.every_sample import look_for_targets, look_throu
 from batchscout.trainers.before.given import given_text
 from batchscout.trainers.before.in_chunks import another_in_chunks
 from batchscout.trainers.before.own_process import asked, own_process
+from batchscout.trainers.before.pass_seconds import LONGEST_TO_REPEAT_SECONDS, pass_seconds
 from batchscout.trainers.before.read_again import check_begins_anew, others_when_read_again
 from batchscout.trainers.before.tokens_of_weights import check_tokens
 from batchscout.trainers.config import TrialConfig
@@ -76,11 +77,6 @@ BYTES_PER_WEIGHT_BYTE = 3
 much is followed with fake tensors."""
 
 Part = Literal["data", "model", "loss", "pass"]
-TIMED_SIZES = (2, 8)
-TIMES = 3
-SECONDS_TO_REPEAT = 1.0
-LONGEST_TO_REPEAT_SECONDS = 1.0
-"""A pass of two samples that takes longer is not timed again, at larger sizes: there is little time for what is looked at before a study."""
 PARTS: tuple[Part, ...] = get_args(Part)
 """Loading the data, building the model, finding the loss, and the pass."""
 
@@ -281,10 +277,10 @@ def _take(
     check_first_loss(loss_sum.item(), num_targets.item())
     targets_per_sample = num_targets.item() / NUM_SAMPLES
     loss_sum.backward()
-    pass_seconds = time.monotonic() - began
+    seconds = time.monotonic() - began
     if (fault := _gradients_fault(config, module, is_called=bool(calls))) is not None:
         return FirstPass("refused", "pass", fault)
-    is_short, sets = pass_seconds < LONGEST_TO_REPEAT_SECONDS, {"training": train_set, "validation": val_set}
+    is_short, sets = seconds < LONGEST_TO_REPEAT_SECONDS, {"training": train_set, "validation": val_set}
     found = _look_further(config, module, loss, sets, batch, classes, device, is_short=is_short)
     if found.outcome != "passed":
         return found
@@ -326,7 +322,7 @@ def _look_further(
         "passed",
         "pass",
         ". ".join(filter(None, told)),
-        seconds=_seconds(module, loss, train_set, device) if is_short else None,
+        seconds=pass_seconds(module, loss, train_set, device) if is_short else None,
         adds_up=found is None,
         alone_raises=alone_raises,
         in_chunks=another_in_chunks(module, config, move(batch, device)),  # the last: it changes the module
@@ -400,34 +396,6 @@ MOST_NAMED = 3
 
 def _some(names: list[str]) -> str:
     return f"{', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
-
-
-def _seconds(
-    module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device
-) -> tuple[float, float] | None:
-    """Return what a pass takes, whatever its size, and for each sample, by passes of two sizes; None where the larger one does not
-    go."""
-
-    def once(batch: Any) -> float:
-        started = time.perf_counter()
-        loss(module, batch)[0].backward()
-        return time.perf_counter() - started
-
-    taken = dict[int, float]()
-    for size in TIMED_SIZES:
-        try:
-            batch = move(fetch(train_set, [number % len(train_set) for number in range(size)]), device)
-            with seeded(module, 0), buffers_kept(module):
-                taken[size] = once(batch)
-                if taken[size] < SECONDS_TO_REPEAT:  # the first one of a size makes its kernels ready
-                    taken[size] = min(once(batch) for _ in range(TIMES))
-        except Exception:  # nothing is known of it then; what is wrong with such a batch the run will say
-            return None
-        finally:
-            module.zero_grad()
-    (small, of_small), (large, of_large) = taken.items()
-    of_each = min(max(0.0, (of_large - of_small) / (large - small)), of_small / small)
-    return of_small - small * of_each, of_each
 
 
 def _raised_alone(module: nn.Module, loss: LossFunction, batch: Any, device: torch.device) -> str | None:

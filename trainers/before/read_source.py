@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from batchscout.trainers.before.own_process import asked
+from batchscout.trainers.before.pass_seconds import pass_seconds
 from batchscout.trainers.before.source import Library, Source
 from batchscout.trainers.config import call_target, resolve
 from batchscout.trainers.criteria import IGNORED_TARGET, MeanLoss
@@ -84,6 +85,8 @@ def read(source: Source) -> Settings:
         settings = replace(settings, told=(*settings.told, told))
     if source.library == "script":
         kwargs = {**kwargs, **_flags(source, settings, made.optimizer.param_groups if isinstance(made, Loop) else ())}
+        timed_by = loss or (MeanLoss() if isinstance(made, Loop) else None)
+        settings = replace(settings, sample_seconds=_sample_seconds(module, timed_by, train_set, settings))
     place = {"target": target, "kwargs": kwargs}
     shared = {"model": place, "data": place, **({"loss": loss.model_dump()} if loss else {})}
     return replace(settings, keys={**settings.keys, **shared})
@@ -127,6 +130,12 @@ def _flags(source: Source, settings: Settings, groups: Sequence[Mapping[str, Any
         flags |= flags_of(options, rates, batch, settings.run_samples)
         factors |= factors_of(options, flags, rates[0], steps)
     return {name: found for name, found in (("flags", flags), ("factors", factors)) if found}
+
+
+def _sample_seconds(module: nn.Module, loss: MeanLoss | None, train_set: SampleSet, settings: Settings) -> float | None:
+    """Return what a forward and backward pass takes for each sample of a batch of its own; None where it could not be timed."""
+    taken = pass_seconds(module, loss_function(loss), train_set, next(module.parameters()).device)
+    return None if taken is None else taken[0] / settings.keys["batch"]["micro_batch_size"] + taken[1]
 
 
 def _is_a_sum(module: nn.Module, train_set: SampleSet) -> bool:
