@@ -226,6 +226,10 @@ class Equivalence(Strict):
         return self
 
 
+MAX_RUNS, RUNS_OF_A_FURTHER_LANE = 12, 2
+"""So many keep what an answer wastes as low with 4 and 8 lanes as with one (benchmarks/recommendation.py)."""
+
+
 class Train(Strict):
     """Which batch ends best at equal cost?"""
 
@@ -234,9 +238,14 @@ class Train(Strict):
     `useful_gain` on average, no further run is worth its time, or `max_runs` is reached."""
     pruner: Pruner = AshaPruner()
     """Which runs are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
-    max_runs: Annotated[PositiveInt, OnlySays.WHEN] = 12
-    """The most full training runs of the stage, for each seed. Those that are stopped early count, too, but for those that diverge
-    before any has completed: then the learning rate is lowered until one does."""
+    max_runs: Annotated[PositiveInt | None, OnlySays.WHEN] = None
+    """The most full training runs of the stage, for each seed. null: 12, and 2 for each further lane, as runs that train at the same time
+    know nothing of each other. Those that are stopped early count, too, but for those that diverge before any has completed: then the learning
+    rate is lowered until one does."""
+
+    def most_runs(self, num_lanes: int) -> int:
+        """Return the most runs with so many lanes."""
+        return MAX_RUNS + RUNS_OF_A_FURTHER_LANE * (num_lanes - 1) if self.max_runs is None else self.max_runs
 
 
 class LearningRate(Strict):

@@ -68,7 +68,8 @@ class Progress(Observer):
 
     def stage_began(self, stage: StageKeys) -> None:
         self._stage, self.so_far = stage, ""
-        self._most_full_runs = num_full_runs(self._config, self._study)
+        self._most_full_runs = num_full_runs(self._config, self._study, self._num_lanes())
+        self._estimated = None  # lanes have come to be known
         self.say(f"{stage.type}: {type(stage).__doc__}")
 
     def started(self, trial: Trial) -> None:
@@ -188,6 +189,9 @@ class Progress(Observer):
             parts.append("the time left is not known yet")
         return ", ".join(parts)
 
+    def _num_lanes(self) -> int:
+        return max(self._study.most_lanes, self._config.placement.lanes or 1)
+
     def _estimated_left(self) -> float | None:
         """Return what is left by `plan`'s own estimate, and the pace of the full runs that have begun; None where no pass was timed."""
         facts = self._study.facts
@@ -195,11 +199,10 @@ class Progress(Observer):
             return None
         if self._estimated is None:
             rate = samples_per_second(self._config, facts.pass_seconds)
-            self._estimated = cost_of(self._config, facts, rate)
-        num_lanes = max(self._study.most_lanes, self._config.placement.lanes or 1)
+            self._estimated = cost_of(self._config, facts, rate, self._num_lanes())
         now = time.monotonic()
         elapsed = {id: now - started_at for id, started_at in self._started_at.items()}
-        return estimated_seconds_left(self._study, self._estimated, num_lanes, self._latest, elapsed)
+        return estimated_seconds_left(self._study, self._estimated, self._num_lanes(), self._latest, elapsed)
 
 
 def best_so_far(trials: Sequence[Trial]) -> Trial | None:

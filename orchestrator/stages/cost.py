@@ -32,10 +32,10 @@ class Cost:
         return self.num_full_runs * (self.run + SECONDS_OF_A_TRIAL) + sum(self.probes.values())
 
 
-def cost_of(config: StudyConfig, facts: Facts, samples_per_second: float) -> Cost:
-    """Return what the study takes. samples_per_second: of the baseline, over all ranks."""
+def cost_of(config: StudyConfig, facts: Facts, samples_per_second: float, num_lanes: int | None = None) -> Cost:
+    """Return what the study takes. samples_per_second: of the baseline, over all ranks. num_lanes: as for num_full_runs."""
     study = Study(config.name, facts=facts)
-    runs, probes = num_full_runs(config, study), dict[str, float]()
+    runs, probes = num_full_runs(config, study, num_lanes), dict[str, float]()
     for keys in config.stages:
         if runs and isinstance(keys, Frontier | Throughput):
             allowed = allowance(StageContext(keys, config, study), samples_per_second)

@@ -110,9 +110,10 @@ def allowed_in_words(context: StageContext[Frontier] | StageContext[Throughput])
     return ["; ".join(limits)] if limits else []
 
 
-def num_full_runs(config: StudyConfig, study: Study) -> int:
-    """Return how many full training runs the study takes at most, over all seeds."""
-    contexts = [StageContext(keys, config, study) for keys in config.stages]
+def num_full_runs(config: StudyConfig, study: Study, num_lanes: int | None = None) -> int:
+    """Return how many full training runs the study takes at most, over all seeds. num_lanes: None for those that its file names, or one."""
+    lanes = num_lanes or config.placement.lanes or 1
+    contexts = [StageContext(keys, config, study, lanes) for keys in config.stages]
     return len(config.seeds) * sum(stage_of(context.stage).num_full_runs(context) for context in contexts)
 
 

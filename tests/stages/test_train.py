@@ -16,6 +16,7 @@ import torch
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import optimizer_at
 from batchscout.orchestrator.stages import train
+from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.observed import observations
 from batchscout.orchestrator.stages.estimates.ranking import standings
 from batchscout.orchestrator.stages.train import FIRST_RUNS, TrainFindings, full_runs
@@ -339,6 +340,23 @@ def test_at_the_start_every_lane_has_a_run_at_the_rules_rates_first_and_then_bes
     assert factors == pytest.approx([2.0] * len(BATCHES) + [0.5])
     known.end(wanted[2][0].id, val_loss=3.0)
     assert len(train.propose(replace(known.context, num_lanes=7))) <= 8, "from now on the runs say what is next"
+
+
+@pytest.mark.parametrize(
+    ("max_runs", "lanes", "most"), [(None, 1, 12), (None, 4, 18), (None, 8, 26), (5, 1, 5), (5, 8, 5)]
+)
+def test_each_further_lane_has_two_runs_more_unless_the_study_file_says_how_many(
+    max_runs: int | None, lanes: int, most: int
+) -> None:
+    known = Known({"type": "train", "max_runs": max_runs}, sample_budget=BUDGET).concluded(IDEAL.rates(BATCHES))
+    known.context = replace(known.context, num_lanes=lanes)
+    noise = random.Random(0)
+    known.play(lambda known, trial: known.end(trial.id, val_loss=noise.gauss(3.0, 0.2)))  # which decides nothing
+    assert known.context.stage.most_runs(lanes) == most
+    assert min(most, 13) <= len(known.study.of_stage("train")) <= most
+    config = study_of(stages=[{"type": "frontier"}, {"type": "train", "max_runs": max_runs}])
+    told = "\n".join(train.STAGE.describe(StageContext(config.stages[1], config, Study("s"))))
+    assert ("2 for each further lane" in told) is (max_runs is None)
 
 
 def test_a_single_batch_has_one_run_however_many_lanes_there_are() -> None:

@@ -8,7 +8,7 @@ surface over batch and rate says after which run the choice would waste least, u
 
 from __future__ import annotations
 
-from batchscout.orchestrator.config.stages import Frontier, Train
+from batchscout.orchestrator.config.stages import RUNS_OF_A_FURTHER_LANE, Frontier, Train
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS
 from batchscout.orchestrator.stages.findings import winner_of
@@ -43,20 +43,22 @@ from batchscout.orchestrator.units import counted, number_text
 
 
 def describe(context: StageContext[Train]) -> list[str]:
-    most = num_full_runs(context)
+    most = f"{counted(num_full_runs(context), 'run')} at most"
+    if context.stage.max_runs is None and not context.config.placement.lanes:
+        most += f", and {RUNS_OF_A_FURTHER_LANE} for each further lane"
     if context.config.keys_of(Frontier):
         cost = "samples" if context.config.objective == "samples" else "training time"
-        runs = [f"each batch in its fastest form, at equal {cost}; {counted(most, 'run')} at most"]
+        runs = [f"each batch in its fastest form, at equal {cost}; {most}"]
     else:
         candidates = lineup_of(context).candidates
         runs = [f"train-{one.split}  {one.told}, {number_text(one.sample_budget)} samples" for one in candidates]
-        runs.append(f"{counted(most, 'run')} at most")
+        runs.append(most)
     return [*runs, *foreseen(context)]
 
 
 def num_full_runs(context: StageContext[Train]) -> int:
     """Return how many runs it takes at most: one where no stage before times batches, as nothing says then what else to run."""
-    return context.stage.max_runs if times_batches(context.config) or rates(context) else 1
+    return context.stage.most_runs(context.num_lanes) if times_batches(context.config) or rates(context) else 1
 
 
 STAGE = Stage[Train](

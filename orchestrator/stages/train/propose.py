@@ -37,7 +37,7 @@ def propose(context: StageContext[Train]) -> list[Proposal]:
     lineup = lineup_of(context)
     asked = _asked(context, lineup)
     unheard = _unheard(context, lineup, asked)
-    left = context.stage.max_runs - sum(not _diverged_first(context, setting) for setting in asked)
+    left = context.stage.most_runs(context.num_lanes) - sum(not _diverged_first(context, setting) for setting in asked)
     for _ in range(min(context.num_lanes - len(unheard), left)):
         setting = _lowered(context, lineup, unheard) or _next(context, lineup, asked, unheard)
         if setting is None:
@@ -113,7 +113,7 @@ def _first(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
             replace(one, learning_rate=factor * one.learning_rate) for factor in BESIDE_THE_RULE for one in at_rule
         ]
         first = [*at_rule, *beside][: max(len(first), context.num_lanes)]
-    return first[: context.stage.max_runs]
+    return first[: context.stage.most_runs(context.num_lanes)]
 
 
 def _at_rule(context: StageContext[Train], candidate: Candidate) -> Setting:
