@@ -6,7 +6,7 @@ The late gain is what the loss of a run falls by over the second half of its sam
 
     seeds     the deviation of the final loss from seed to seed
     rate      what a learning rate that is off by a factor of 2 costs: the mean of both sides
-    doubling  what twice the samples gain, with a schedule of their own
+    doubling  what twice the samples gain at that rate, with a schedule of their own
 
 of each batch at its best learning rate, as the geometric mean over the recorded budgets. The last line says where each
 lies over all worlds, and the deviation of its logarithm. As shares of the late gain they are the prior of the surface over
@@ -41,7 +41,7 @@ class Effects:
     of_seeds: float
     of_rate: float
     of_doubling: float | None
-    """None at the shortest budget."""
+    """None at the shortest budget, and where its rate was not recorded at half of it."""
 
 
 def effects_in(world: World) -> Iterator[Effects]:
@@ -72,8 +72,10 @@ def _of_batch(world: World, batch: int, budget: int) -> Effects | None:
     if len(beside) < 2 or len(known) < len(ends):
         return None
     gain = abs(statistics.fmean(middles) - losses[best])
-    halved = min(world.final_losses(batch, budget // 2).values()) if budget // 2 in world.budgets(batch) else None
-    doubling = None if halved is None else halved - losses[best]
+    halved = (
+        world.final_losses(batch, budget // 2).get(best, math.inf) if budget // 2 in world.budgets(batch) else math.inf
+    )
+    doubling = halved - losses[best] if math.isfinite(halved) else None
     return Effects(losses[best], gain, statistics.stdev(known), statistics.fmean(beside) - losses[best], doubling)
 
 
@@ -99,6 +101,7 @@ def prior_of(worlds: Sequence[World]) -> Prior:
         PRIOR,
         seed_deviation=statistics.geometric_mean(one.of_seeds for one in found),
         curvature=statistics.geometric_mean(one.of_rate for one in found),
+        doubling=statistics.geometric_mean(doubling(list(effects_in(world))) for world in worlds),
     )
 
 
@@ -128,13 +131,22 @@ def main() -> None:
             f"| {doubling(found):.2f} |"
         )
     summaries = {"of_loss": _summary(effects.values(), loss), "of_late_gain": _summary(effects.values(), late_gain)}
-    doublings = {name: round(doubling(found), 2) for name, found in effects.items()}
-    print(json.dumps(summaries | {"doubling": round(statistics.median(doublings.values()), 2)}))
+    usual = round(statistics.geometric_mean(map(doubling, effects.values())), 2)
+    print(json.dumps(summaries | {"doubling": usual, "doubling_spread": round(_doubling_spread(effects.values()), 2)}))
 
 
 def doubling(effects: Sequence[Effects]) -> float:
-    """Return what twice the samples gain, in late gains, as the median over the budgets."""
-    return statistics.median(one.of_doubling / one.late_gain for one in effects if one.of_doubling is not None)
+    """Return what twice the samples gain, in late gains, as the geometric mean over the budgets."""
+    return statistics.geometric_mean(_doublings(effects))
+
+
+def _doublings(effects: Sequence[Effects]) -> list[float]:
+    return [one.of_doubling / one.late_gain for one in effects if one.of_doubling is not None and one.of_doubling > 0]
+
+
+def _doubling_spread(worlds: Iterable[Sequence[Effects]]) -> float:
+    """Return the deviation of the logarithm over worlds and budgets."""
+    return statistics.stdev(math.log(one) for effects in worlds for one in _doublings(effects))
 
 
 def _summary(effects: Iterable[Sequence[Effects]], of: Callable[[Effects], float]) -> dict[str, float]:

@@ -33,7 +33,7 @@ RATE_OFF = 1.0
 TIMING_NOISE = 0.05
 EXPONENT = 0.4
 """Beyond the recorded lengths a loss goes on as floor + gain * samples^-0.4, the usual exponent of the recorded ones."""
-DOUBLING = 0.6
+DOUBLING = 0.75
 """What twice the samples are worth, in late gains (late_gain.py), where a table does not tell it: recorded at one length only, or
 where the longer run did not end lower."""
 

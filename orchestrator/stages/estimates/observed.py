@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import scaled_learning_rate
+from batchscout.orchestrator.stages.estimates import surface
 from batchscout.orchestrator.stages.estimates.ranking import Standing, by_candidate, late_gain_of_scores, standings
 from batchscout.orchestrator.stages.estimates.surface import (
-    DOUBLING,
     OFFSET_SPREADS,
     Coordinates,
     Observation,
@@ -50,7 +50,9 @@ def surface_through(
     ranking = standings(trials, config.target_loss)
     rule = Coordinates({batch: scaled_learning_rate(config.optimizer, batch) for batch in batches})
     late_gain, off = late_gain_of_scores(ranking), off_speed or {}
-    worth = DOUBLING * late_gain if config.objective == "time" else 0.0  # seconds to a target are those of the runs
+    worth = (
+        surface.PRIOR.doubling * late_gain if config.objective == "time" else 0.0
+    )  # seconds to a target are those of the runs
     speeds = {
         batch: Speed(worth * deviation / math.log(2), -worth * math.log2(off.get(batch, 1.0)))
         for batch, deviation in (timings or {}).items()

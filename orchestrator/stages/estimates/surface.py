@@ -44,9 +44,12 @@ class Prior:
     curvature: float
     """What a rate that is off by a factor of 2 costs."""
     curvature_spread: float
+    doubling: float
+    """What twice the time, at the same learning rate with a schedule of its own, lowers a loss by."""
+    doubling_spread: float
 
 
-PRIOR = Prior(0.15, 0.6, 0.25, 0.4)
+PRIOR = Prior(0.15, 0.6, 0.25, 0.4, 0.75, 0.4)
 """Where the recorded worlds lie, from a language model to a regression, over a factor of 32 in length
 (benchmarks/late_gain.py). As shares of the loss both differ by factors of 50 and more between them."""
 OFFSET_SPREADS, SLOPE_SPREAD = (1.0, 3.0), 0.25
@@ -70,10 +73,7 @@ CLIFF, CLIFF_SPREAD, CLIFF_WIDTH = 2.5, 2.5, 0.4
 SAFE = 0.5
 """A rate that trains with less probability is not counted on."""
 
-DOUBLING, DOUBLING_SPREAD = 0.6, 0.25
-"""What twice the time, with a schedule of its own, lowers a loss by, in late gains (benchmarks/late_gain.py); the spread is of the
-logarithm."""
-EXPONENT, EXPONENT_SPREAD = 0.4, 0.15
+EXPONENT, EXPONENT_SPREAD = 0.4, 0.25
 """A loss falls as time^-exponent towards what it cannot fall below (arXiv 2001.08361; what the recorded worlds say)."""
 LEAST_TIME, MOST_TIME = 0.001, 8.0
 """Shares of the training time that are smaller, or larger, are not told apart."""
@@ -345,7 +345,7 @@ def _places(coordinates: Coordinates, room: Room) -> Array:
 
 
 def _law(late_gain: float, random: np.random.Generator) -> PowerLaw:
-    doubling = DOUBLING * np.exp(DOUBLING_SPREAD * random.standard_normal(NUM_DRAWS))
+    doubling = PRIOR.doubling * np.exp(PRIOR.doubling_spread * random.standard_normal(NUM_DRAWS))
     exponent = EXPONENT + EXPONENT_SPREAD * random.standard_normal(NUM_DRAWS)
     return PowerLaw(late_gain * doubling, np.maximum(exponent, 0.1))
 

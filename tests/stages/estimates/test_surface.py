@@ -15,7 +15,6 @@ import pytest
 from batchscout.orchestrator.stages.estimates import surface as surface_module
 from batchscout.orchestrator.stages.estimates.next_run import APART, MOST_RUNS_FORETOLD, next_run, runs_to_decide
 from batchscout.orchestrator.stages.estimates.surface import (
-    DOUBLING,
     MOST_TIME,
     PRIOR,
     Coordinates,
@@ -57,7 +56,7 @@ class Truth:
         """The share of the training time, by the usual power law."""
         lowest = min(self.loss(batch, self.best_u(batch)) for batch in BATCHES)
         behind = self.loss(setting.effective_batch_size, RULE.u_of(setting)) - lowest
-        law = PowerLaw(np.array([DOUBLING * LATE_GAIN]), np.array([surface_module.EXPONENT]))
+        law = PowerLaw(np.array([PRIOR.doubling * LATE_GAIN]), np.array([surface_module.EXPONENT]))
         return 1 - float(law.time_to_match(np.array([behind]))[0])
 
     def run(self, setting: Setting) -> Observation:
