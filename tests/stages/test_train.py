@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.config.trial import optimizer_at
 from batchscout.orchestrator.stages import train
 from batchscout.orchestrator.stages.context import StageContext
@@ -342,21 +343,22 @@ def test_at_the_start_every_lane_has_a_run_at_the_rules_rates_first_and_then_bes
     assert len(train.propose(replace(known.context, num_lanes=7))) <= 8, "from now on the runs say what is next"
 
 
-@pytest.mark.parametrize(
-    ("max_runs", "lanes", "most"), [(None, 1, 12), (None, 4, 18), (None, 8, 26), (5, 1, 5), (5, 8, 5)]
-)
-def test_each_further_lane_has_two_runs_more_unless_the_study_file_says_how_many(
-    max_runs: int | None, lanes: int, most: int
-) -> None:
-    known = Known({"type": "train", "max_runs": max_runs}, sample_budget=BUDGET).concluded(IDEAL.rates(BATCHES))
-    known.context = replace(known.context, num_lanes=lanes)
+def test_each_further_lane_has_two_runs_more_unless_the_study_file_says_how_many() -> None:
+    assert [Train().most_runs(lanes) for lanes in (1, 4, 8)] == [12, 18, 26]
+    assert [Train(max_runs=5).most_runs(lanes) for lanes in (1, 8)] == [5, 5]
+    known = Known({"type": "train"}, sample_budget=BUDGET).concluded(IDEAL.rates(BATCHES))
+    known.context = replace(known.context, num_lanes=4)
     noise = random.Random(0)
     known.play(lambda known, trial: known.end(trial.id, val_loss=noise.gauss(3.0, 0.2)))  # which decides nothing
-    assert known.context.stage.most_runs(lanes) == most
-    assert min(most, 13) <= len(known.study.of_stage("train")) <= most
+    assert 12 < len(known.study.of_stage("train")) <= 18
+
+
+@pytest.mark.parametrize(("max_runs", "is_told"), [(None, True), (12, False)])
+def test_plan_says_that_further_lanes_have_further_runs(max_runs: int | None, is_told: bool) -> None:
     config = study_of(stages=[{"type": "frontier"}, {"type": "train", "max_runs": max_runs}])
     told = "\n".join(train.STAGE.describe(StageContext(config.stages[1], config, Study("s"))))
-    assert ("2 for each further lane" in told) is (max_runs is None)
+    assert "12 runs at most" in told
+    assert ("2 for each further lane" in told) is is_told
 
 
 def test_a_single_batch_has_one_run_however_many_lanes_there_are() -> None:
