@@ -260,6 +260,24 @@ def test_the_form_that_is_kept_is_within_5_percent_of_the_fastest() -> None:
     assert sum(held) / len(held) >= 0.95
 
 
+def test_of_forms_that_may_be_as_fast_the_users_own_is_kept_and_else_the_one_in_the_fewest_pieces() -> None:
+    for seed in range(8):
+        noise = noisy(0.03, seed)
+
+        def measured_alike(known: Known, one: Proposal, noise: Callable[[Proposal], float] = noise) -> None:
+            seconds = one.config.effective_batch_size / (1000.0 * noise(one))
+            known.end(one.id, tokens_per_second=1000.0, step_seconds=seconds)
+
+        own = {"micro_batch_size": 32, "gradient_accumulation_steps": 2}
+        known = begun(frontier(16, 32, 64), batch=own).play(measured_alike)
+        kept = {
+            rate.effective_batch_size: rate.gradient_accumulation_steps
+            for rate in known.found(ThroughputFindings).rates
+        }
+        assert kept[64] == 2
+        assert kept[32] == 1
+
+
 # How often, and what is said
 
 

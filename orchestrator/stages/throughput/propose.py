@@ -11,7 +11,14 @@ from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.node_speeds import rates_by_round, stragglers
-from batchscout.orchestrator.stages.estimates.timing import GPU_TIMING_SECONDS, MARGIN, Timings, in_turn, rounds_wanted
+from batchscout.orchestrator.stages.estimates.timing import (
+    GPU_TIMING_SECONDS,
+    MARGIN,
+    Ratio,
+    Timings,
+    in_turn,
+    rounds_wanted,
+)
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.forms import Form, forms
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
@@ -144,9 +151,15 @@ class ThroughputProgress:
         return Timings(rates, disturbed_rounds(self.context)) if rates and num_rounds else None
 
     def fastest_form(self, timed: Timings[Form], batch: int) -> Form | None:
-        """Return the fastest form of a batch; None if none of them ran."""
+        """Return the fastest form of a batch: of those that may be as fast, the study file's own, or the one in the fewest micro-batches. None
+        if none of them ran."""
         ran = [form for form in self.batches.forms[batch] if form in timed.rates]
-        return timed.fastest_first(ran)[0] if ran else None
+        if not ran:
+            return None
+        fastest, *others = timed.fastest_first(ran)
+        alike = [fastest, *(one for one in others if _may_be_as_fast(timed.ratio(one, fastest, num_compared=2)))]
+        own = self.context.given_split()
+        return min(alike, key=lambda form: (form.split != own, form.split.num_micro_batches))
 
     def trial_of(self, form: Form, number: int) -> Trial | None:
         return self.context.study.trials.get(self._run(form, number)[0])
@@ -170,6 +183,10 @@ class ThroughputProgress:
         """Return (the id, the learning rate) of a form's trial in a round."""
         mode = "" if form.mode == chosen_mode(self.context.study) else f"-{form.mode}"
         return short_run(self.context, f"throughput-{form.split}{mode}-round{number}", form.split)
+
+
+def _may_be_as_fast(ratio: Ratio) -> bool:
+    return ratio.order != "slower" and ratio.point >= 1 - MARGIN
 
 
 def _timed_steps(form: Form) -> int:
