@@ -101,7 +101,10 @@ def prior_of(worlds: Sequence[World]) -> Prior:
         PRIOR,
         seed_deviation=statistics.geometric_mean(one.of_seeds for one in found),
         curvature=statistics.geometric_mean(one.of_rate for one in found),
-        doubling=statistics.geometric_mean(doubling(list(effects_in(world))) for world in worlds),
+        doubling=statistics.geometric_mean(
+            [doubling(effects) for world in worlds if _doublings(effects := list(effects_in(world)))]
+            or [PRIOR.doubling]
+        ),
     )
 
 
@@ -136,7 +139,7 @@ def main() -> None:
 
 
 def doubling(effects: Sequence[Effects]) -> float:
-    """Return what twice the samples gain, in late gains, as the geometric mean over the budgets."""
+    """Return what twice the samples gain, in late gains, as the geometric mean over the budgets at which they gain anything."""
     return statistics.geometric_mean(_doublings(effects))
 
 

@@ -6,8 +6,9 @@ square-root rule makes of the user's rate) and s the share of the training time 
 
     loss(x, u, s) = level(x) + curvature * (u - best_u(x))^2 + doubling * (s^-q - 1) / (2^q - 1) + noise
 
-so that half the time costs `doubling`. `plain` is this law with the spreads that the recorded worlds have (late_gain.py); each
-other kind changes one thing of it, most of them something that the study's own surface does not know of.
+so that half the time costs `doubling`. `plain` is this law with the spreads that the recorded worlds have (late_gain.py), but for `doubling`: that
+is what twice the time is worth where each length has its own best rate, less than at the same rate. Each other kind changes one thing of it, most
+of them something that the study's own surface does not know of.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def watch(command: Command, to: str | None, say: Callable[[str], None]) -> Start
     _refuse_to_overwrite(path)
     say(f"running {command.script} until its second optimizer step")
     began = time.monotonic()
-    source, unseen = Source("script", command.script, {"args": list(command.args)}), ""
+    source, unseen = Source("script", command.script, {"args": list(command.args)}, is_timed=True), ""
     name = _study_name(Path(command.script).name.removesuffix(".py").rpartition(".")[2])
     try:
         said = read_source(source)

@@ -21,6 +21,7 @@ from batchscout.orchestrator.init.subject import (
     WatchedSubject,
 )
 from batchscout.orchestrator.output.schemas import editors_line, schema_path
+from batchscout.orchestrator.units import training_time_text
 from batchscout.trainers.criteria import IGNORED_TARGET
 from batchscout.trainers.sources.settings import scaled
 
@@ -28,8 +29,8 @@ _WIDTH = 110
 _DEFAULT_STAGES = ("frontier", "throughput", "equivalence", "train")
 _SHORT_BUDGET = 8192
 _RUN_SECONDS = 30.0
-"""A study's run may be longer than that budget as long as its passes take no longer: the nearer it is to the user's own run, the less
-is foretold and the more measured."""
+"""A study's run may be longer than _SHORT_BUDGET if its passes take no more than this: the nearer it is to the user's own run, the less is
+foretold and the more measured."""
 _PUT_YOURS = "the default, as no number was found in your code; put the one that you train with"
 
 
@@ -150,18 +151,20 @@ def _watched_keys(subject: WatchedSubject) -> Iterator[str]:
         yield "# A script that divides its batch by the number of processes takes those of one: remove the line above then."
     said = subject.said
     yield ""
-    yield from _length(scaled(said.run_samples, said.in_steps, command.num_processes), said.sample_seconds)
+    each = None if said.sample_seconds is None else said.sample_seconds / command.num_processes
+    yield from _length(scaled(said.run_samples, said.in_steps, command.num_processes), each)
 
 
 def _length(run_samples: int | None, sample_seconds: float | None) -> Iterator[str]:
-    """Yield the length of a run of the study, and that of the script where it is longer. sample_seconds: what a pass takes for each."""
+    """Yield the length of a run of the study, and that of the script where it is longer. sample_seconds: what a pass takes
+    for each sample."""
     budget = max(_SHORT_BUDGET, int(_RUN_SECONDS / sample_seconds)) if sample_seconds else _SHORT_BUDGET
-    if run_samples is not None and run_samples <= budget:
+    if run_samples and run_samples <= budget:
         yield from _key("sample_budget", f"{run_samples}", "the run of the script")
         return
-    seconds = f", about {budget * sample_seconds:.0f} s of passes" if sample_seconds else ""
+    seconds = f", about {training_time_text(budget * sample_seconds)} of passes" if sample_seconds else ""
     yield from _key("sample_budget", f"{budget}", f"for a first answer{seconds}; a longer run tells more")
-    if run_samples is not None:
+    if run_samples:
         yield ""
         yield from _comment(f"{_documentation('real_run')} Here: the run of the script.")
         yield f"real_run: {{samples: {run_samples}}}"

@@ -20,7 +20,7 @@ from batchscout.orchestrator.stages.train import LearningRateFindings, not_run, 
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import number_text
-from batchscout.trainers.config import Schedule, TrialConfig
+from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.notices import NoticeKind
 
 FEW_PASSES = 4
@@ -91,13 +91,13 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
 
 
 def _own_schedule_unknown(config: StudyConfig, study: Study) -> str:
-    """Return that what trains elsewhere has another schedule of its learning rate than all runs had; empty where its own is known."""
+    """Return that what trains elsewhere may have another schedule than all runs had; empty where its own is known, or one was given."""
     own = study.facts.own_run
-    if own is None or own.schedule is not None or config.schedule != Schedule():
+    if own is None or own.schedule is not None or "schedule" in study.given:
         return ""
     return (
-        f"how your own learning rate goes on over a run could not be known, and all runs, that of your own settings too, had {config.schedule.type}: "
-        "the recommended rate and what is saved hold for that schedule; train with it, or name yours as schedule and repeat the study"
+        f"your learning-rate schedule could not be found out, so all runs, also those of your own settings, used {config.schedule.type}; the "
+        "recommended rate and the time saved hold for that: train with it, or set schedule to yours and repeat the study"
     )
 
 

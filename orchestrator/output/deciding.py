@@ -70,8 +70,8 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     if config.budget and 3600 * config.budget.device_hours / config.world_size - study.lane_seconds < seconds:
         more = {"budget.device_hours": _hours(2 * config.budget.device_hours)}
         return ToDecide("further runs, for which budget.device_hours left no time", "raise it", more)
-    most_runs = train.most_runs(study.most_lanes) if train else 0
-    if len({trial.candidate for trial in study.of_stage("train")}) < most_runs:
+    ran = len({trial.candidate for trial in study.of_stage("train")})
+    if train and ran < train.most_runs(study.most_lanes):
         return ToDecide(
             "no further run of this length is worth its time: more seeds, or a longer run (sample_budget), would tell more"
         )
@@ -79,7 +79,7 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
     if runs is None:
         return ToDecide(f"more than {MOST_RUNS_FORETOLD} further runs (raise {keys}), or more seeds")
-    changes: dict[str, float] = {"stages.train.max_runs": most_runs + runs} if train else {}
+    changes: dict[str, float] = {"stages.train.max_runs": ran + runs} if train else {}
     runs *= len(config.seeds)
     hours = runs * seconds * config.world_size / 3600
     if train and config.budget:

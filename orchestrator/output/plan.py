@@ -51,12 +51,12 @@ def print_plan(
     """Print the stages, the trials known by now, what is skipped and why, and what is predicted, on about one screen. facts: what is
     known of model and data. beyond: how the study's memory limit is more than this machine has, so that it is another's."""
     console = Terminal()
-    study = Study(config.name, facts=facts)
+    study, lanes = Study(config.name, facts=facts), config.placement.lanes or 1
     full_runs, told = num_full_runs(config, study), predicted.cost if predicted else []
     console.print(shown(f"{config.name}: {counted(len(config.stages), 'stage')}", style="bold"))
     for keys in config.stages:
         console.print(shown(f"{keys.type}: {type(keys).__doc__}", style="bold"))
-        for line in stage_of(keys).describe(StageContext(keys, config, study)):
+        for line in stage_of(keys).describe(StageContext(keys, config, study, lanes)):
             console.print_indented(line)
     for line in filter(None, [left_open_text(config, given_of(config)), _micro_batches(config, facts)]):
         console.print(shown(line))
@@ -140,19 +140,23 @@ def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
             rate, why = _predicted_rate(config)
         except Exception as error:
             return [f"cost: {_not_predictable(error)}"]
-    cost = cost_of(config, facts, rate)
+    lanes = _num_lanes(config)
+    cost = cost_of(config, facts, rate, lanes)
     return [
-        f"cost: {_cost_text(config, cost)}, {why}; loading data, the optimizer, evaluations and compiling come on top",
+        f"cost: {_cost_text(cost, lanes)}, {why}; loading data, the optimizer, evaluations and compiling come on top",
         *_payback(config, cost, rate),
         *_few_steps(config),
     ]
 
 
-def _cost_text(config: StudyConfig, cost: Cost) -> str:
+def _num_lanes(config: StudyConfig) -> int:
+    """Return how many lanes this machine has for the study: one where it has no GPU, and no number is asked for."""
     import torch
 
-    # One where this machine has no GPU, and none is asked for.
-    lanes = config.placement.lanes or max(1, torch.cuda.device_count() // config.world_size)
+    return config.placement.lanes or max(1, torch.cuda.device_count() // config.world_size)
+
+
+def _cost_text(cost: Cost, lanes: int) -> str:
     wall = f", {training_time_text(cost.total / lanes)} on {counted(lanes, 'lane')}" if lanes > 1 else ""
     probing = sum(cost.probes.values())
     probes = f", and {training_time_text(probing)} of probes" if probing else ""

@@ -39,6 +39,11 @@ class StageContext(Generic[Keys]):
     num_lanes: int = 1
     """How many trials can run at once."""
 
+    @property
+    def most_lanes(self) -> int:
+        """How many trials can run at once, or could when the study ran before."""
+        return max(self.num_lanes, self.study.most_lanes)
+
     def trials(self) -> list[Trial]:
         """Return the stage's own trials, in the order they were proposed."""
         return self.study.of_stage(self.stage.type)

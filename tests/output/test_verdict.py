@@ -62,6 +62,7 @@ def recommended(
     facts: Facts | None = None,
     cluster_options: tuple[str, ...] = (),
     pruned: tuple[Run, ...] = (),
+    given: dict[str, JsonValue] | None = None,
     **changes: Any,
 ) -> Recommendation:
     """What follows from a train stage that found this of its batches, of which 8 is the baseline's.
@@ -71,6 +72,8 @@ def recommended(
     stages = [{"type": "train", "max_runs": len(runs)}, *([{"type": "learning_rate"}] if tuned else [])]
     config = example_config(**({"stages": stages, "batch": {"micro_batch_size": 8}} | changes))
     study = Study(config.name, facts=facts or Facts())
+    if given:
+        tell(study, RunBegan(token="first", given=given))
     for findings in earlier:
         conclude(study, findings, "")
     for run in runs:
@@ -593,9 +596,11 @@ def test_a_schedule_that_was_not_the_users_own_is_the_first_thing_that_limits_th
 
     said = first(OwnRun("script"))
     assert "warmup_stable_decay" in said
-    assert "name yours as schedule" in said
-    assert "name yours" not in first(OwnRun("script"), schedule={"type": "cosine"}), "somebody has"
-    assert "name yours" not in first(OwnRun("lightning", schedule=Schedule(type="constant")))
+    assert "set schedule to yours" in said
+    for schedule in ("cosine", "warmup_stable_decay"):
+        named = {"schedule": {"type": schedule}}
+        assert "set schedule" not in first(OwnRun("script"), given=named, **named), "somebody has"
+    assert "set schedule" not in first(OwnRun("lightning", schedule=Schedule(type="constant")))
 
 
 def test_nothing_is_decided_while_a_stage_that_chooses_is_to_come_or_for_another_length_than_was_asked_for() -> None:

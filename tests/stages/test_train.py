@@ -350,7 +350,10 @@ def test_each_further_lane_has_two_runs_more_unless_the_study_file_says_how_many
     known.context = replace(known.context, num_lanes=4)
     noise = random.Random(0)
     known.play(lambda known, trial: known.end(trial.id, val_loss=noise.gauss(3.0, 0.2)))  # which decides nothing
-    assert 12 < len(known.study.of_stage("train")) <= 18
+    assert 12 < (ran := len(known.study.of_stage("train"))) <= 18
+    known.study.most_lanes = 4  # as far as its journal says
+    assert train.num_full_runs(replace(known.context, num_lanes=1)) == 18, "whoever goes on with it"
+    assert len(train.propose(replace(known.context, num_lanes=1))) >= ran
 
 
 @pytest.mark.parametrize(("max_runs", "is_told"), [(None, True), (12, False)])

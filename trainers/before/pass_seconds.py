@@ -29,6 +29,8 @@ def pass_seconds(
     def once(batch: Any) -> float:
         started = time.perf_counter()
         loss(module, batch)[0].backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter() - started
 
     taken = dict[int, float]()
@@ -43,7 +45,7 @@ def pass_seconds(
             return None
         finally:
             module.zero_grad()
-        if taken[size] > LONGEST_TO_REPEAT_SECONDS:
+        if size == TIMED_SIZES[0] and taken[size] > LONGEST_TO_REPEAT_SECONDS:
             return None
     (small, of_small), (large, of_large) = taken.items()
     of_each = min(max(0.0, (of_large - of_small) / (large - small)), of_small / small)

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchscout.trainers.before.own_process import asked
 from batchscout.trainers.before.pass_seconds import pass_seconds
@@ -18,6 +18,7 @@ from batchscout.trainers.config import call_target, resolve
 from batchscout.trainers.criteria import IGNORED_TARGET, MeanLoss
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
+from batchscout.trainers.device.device import pick_device
 from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, SourceFault, raised_where
 from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, seeded
 from batchscout.trainers.model.losses import loss_function
@@ -85,6 +86,7 @@ def read(source: Source) -> Settings:
         settings = replace(settings, told=(*settings.told, told))
     if source.library == "script":
         kwargs = {**kwargs, **_flags(source, settings, made.optimizer.param_groups if isinstance(made, Loop) else ())}
+    if source.is_timed:  # the last: it may move the module
         timed_by = loss or (MeanLoss() if isinstance(made, Loop) else None)
         settings = replace(settings, sample_seconds=_sample_seconds(module, timed_by, train_set, settings))
     place = {"target": target, "kwargs": kwargs}
@@ -133,8 +135,20 @@ def _flags(source: Source, settings: Settings, groups: Sequence[Mapping[str, Any
 
 
 def _sample_seconds(module: nn.Module, loss: MeanLoss | None, train_set: SampleSet, settings: Settings) -> float | None:
-    """Return what a forward and backward pass takes for each sample of a batch of its own; None where it could not be timed."""
-    taken = pass_seconds(module, loss_function(loss), train_set, next(module.parameters()).device)
+    """Return what a forward and backward pass takes for each sample at the script's own micro-batch, on the device that a study would use;
+    None where it could not be timed."""
+    device, precision = pick_device(), settings.keys["precision"]
+    of_batch = loss_function(loss)
+
+    def cast(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
+            return of_batch(module, batch)
+
+    try:
+        module.to(device)
+    except torch.OutOfMemoryError:
+        return None  # whether it fits is for the frontier to find
+    taken = pass_seconds(module, cast, train_set, device)
     return None if taken is None else taken[0] / settings.keys["batch"]["micro_batch_size"] + taken[1]
 
 

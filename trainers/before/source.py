@@ -31,6 +31,8 @@ class Source:
     kwargs: Mapping[str, Any]
     num_targets: str | None = None
     """What its loss is a mean over, as `over` of `loss: mean` has it; None where that is to be found out."""
+    is_timed: bool = False
+    """Whether passes are timed, too."""
 
     @property
     def made_by(self) -> tuple[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ class Settings:
     in_steps: bool = False
     """True if that run has a number of steps, and so more samples where a step has more; else it has a number of passes."""
     sample_seconds: float | None = None
-    """What a forward and backward pass takes for each sample of its own batch; None where it was not timed."""
+    """What a forward and backward pass takes for each sample at its own micro-batch, in one process; None where it was not timed."""
     processes: int = 1
     """Those whose samples `optimizer.reference_batch_size` counts."""
     taken: tuple[str, ...] = ()

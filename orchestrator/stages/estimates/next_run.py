@@ -34,23 +34,37 @@ def next_run(
     unheard: Sequence[Setting] = (),
     diverged: Sequence[Setting] = (),
     given_up: Collection[int] = (),
+    *,
+    is_last: bool = False,
 ) -> NextRun | None:
     """Return the run that is worth most; None where none would say anything new.
 
     tried: the runs that were asked for. unheard: those of them that have yet to end; what they will tell anyway does not
     count for another. diverged: those that diverged; no rate beyond them is tried. given_up: the batches that are not to be run any more.
+    is_last: True if no later run can use what this one tells. It is then worth what it adds to the runs that the choice is among, as only what
+    was run is recommended; else any setting may still be run.
     """
     batches = [batch for batch in surface.coordinates.batches if batch not in given_up]
     options = [one for batch in batches for one in _options(surface, batch, tried, diverged)]
     if not options:
         return None
-    choices = [*options, *(one for one in tried if one not in diverged)]
-    wasted = np.stack([surface.wasted(one) for one in choices], axis=1)
+    trained = [one for one in tried if one not in diverged]
+    wasted = np.stack([surface.wasted(one) for one in (*trained, *options)], axis=1)
     mean, apart = wasted.mean(axis=0), wasted - wasted.mean(axis=0)
     heard = [_heard(surface, one, number) for number, one in enumerate(unheard)]
-    before = _least(mean, apart, heard)
+    ran = len(trained)
+
+    def least(also: int | None, results: Sequence[Array]) -> float:
+        """also: an option that is run, too."""
+        if not is_last or not ran:
+            return _least(mean, apart, results)
+        of = [*range(ran), *([] if also is None else [ran + also])]
+        return _least(mean[of], apart[:, of], results)
+
+    before = least(None, heard)
     worths = [
-        surface.p_trains(one) * (before - _least(mean, apart, [*heard, _heard(surface, one, -1)])) for one in options
+        surface.p_trains(one) * (before - least(number, [*heard, _heard(surface, one, -1)]))
+        for number, one in enumerate(options)
     ]
     best = int(np.argmax(worths))
     return NextRun(options[best], max(0.0, float(worths[best])))

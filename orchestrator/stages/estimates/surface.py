@@ -51,7 +51,7 @@ class Prior:
 
 PRIOR = Prior(0.15, 0.6, 0.25, 0.4, 0.75, 0.4)
 """Where the recorded worlds lie, from a language model to a regression, over a factor of 32 in length
-(benchmarks/late_gain.py). As shares of the loss both differ by factors of 50 and more between them."""
+(benchmarks/late_gain.py). As shares of the loss seeds and rates differ by factors of 50 and more between them."""
 OFFSET_SPREADS, SLOPE_SPREAD = (1.0, 3.0), 0.25
 """How far, in factors of 2, the rule may be off at the middle batch, as a rule and where the user's rate is far off; and how far
 its exponent may be off."""

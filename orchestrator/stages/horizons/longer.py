@@ -35,7 +35,7 @@ BATCH_DRIFT, BATCH_DRIFT_SPREAD = 0.45, 0.4
 """By how many factors of 2 best rates and best batches change for each factor of 2 of the length: in the recorded worlds
 by -0.35 +- 0.37 and 0.46 +- 0.39 (benchmarks/horizons.py)."""
 EXPONENT_SPREAD = 0.3
-"""How far the exponent of time may be off over several lengths: twice as far as it may beside one (surface.py)."""
+"""How far the exponent of time may be off over several lengths: farther than beside one (surface.py)."""
 LEAST_EXPONENT = 0.05
 MISFIT = 0.35
 """For each factor of 2 of the length the losses are off the law by this share of what the last doubling lowered them by."""

@@ -151,8 +151,8 @@ class ThroughputProgress:
         return Timings(rates, disturbed_rounds(self.context)) if rates and num_rounds else None
 
     def fastest_form(self, timed: Timings[Form], batch: int) -> Form | None:
-        """Return the fastest form of a batch: of those that may be as fast, the study file's own, or the one in the fewest micro-batches. None
-        if none of them ran."""
+        """Return the form to keep of a batch: of those that may be the fastest, the study file's own, or the one in the fewest micro-batches.
+        None if none of them ran."""
         ran = [form for form in self.batches.forms[batch] if form in timed.rates]
         if not ran:
             return None

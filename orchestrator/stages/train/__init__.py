@@ -44,7 +44,7 @@ from batchscout.orchestrator.units import counted, number_text
 
 def describe(context: StageContext[Train]) -> list[str]:
     most = f"{counted(num_full_runs(context), 'run')} at most"
-    if context.stage.max_runs is None and not context.config.placement.lanes:
+    if context.stage.max_runs is None and not context.config.placement.lanes and times_batches(context.config):
         most += f", and {RUNS_OF_A_FURTHER_LANE} for each further lane"
     if context.config.keys_of(Frontier):
         cost = "samples" if context.config.objective == "samples" else "training time"
@@ -58,7 +58,7 @@ def describe(context: StageContext[Train]) -> list[str]:
 
 def num_full_runs(context: StageContext[Train]) -> int:
     """Return how many runs it takes at most: one where no stage before times batches, as nothing says then what else to run."""
-    return context.stage.most_runs(context.num_lanes) if times_batches(context.config) or rates(context) else 1
+    return context.stage.most_runs(context.most_lanes) if times_batches(context.config) or rates(context) else 1
 
 
 STAGE = Stage[Train](

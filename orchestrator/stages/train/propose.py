@@ -37,9 +37,10 @@ def propose(context: StageContext[Train]) -> list[Proposal]:
     lineup = lineup_of(context)
     asked = _asked(context, lineup)
     unheard = _unheard(context, lineup, asked)
-    left = context.stage.most_runs(context.num_lanes) - sum(not _diverged_first(context, setting) for setting in asked)
-    for _ in range(min(context.num_lanes - len(unheard), left)):
-        setting = _lowered(context, lineup, unheard) or _next(context, lineup, asked, unheard)
+    left = context.stage.most_runs(context.most_lanes) - sum(not _diverged_first(context, setting) for setting in asked)
+    for number in range(min(context.num_lanes - len(unheard), left)):
+        is_last = left - number <= context.num_lanes
+        setting = _lowered(context, lineup, unheard) or _next(context, lineup, asked, unheard, is_last=is_last)
         if setting is None:
             break
         asked.append(setting)
@@ -113,7 +114,7 @@ def _first(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
             replace(one, learning_rate=factor * one.learning_rate) for factor in BESIDE_THE_RULE for one in at_rule
         ]
         first = [*at_rule, *beside][: max(len(first), context.num_lanes)]
-    return first[: context.stage.most_runs(context.num_lanes)]
+    return first[: context.stage.most_runs(context.most_lanes)]
 
 
 def _at_rule(context: StageContext[Train], candidate: Candidate) -> Setting:
@@ -149,10 +150,10 @@ def _snapshots(context: StageContext[Train], candidate: Candidate) -> tuple[int,
 
 
 def _next(
-    context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting], unheard: Sequence[Setting]
+    context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting], unheard: Sequence[Setting], *, is_last: bool
 ) -> Setting | None:
-    """Return the run after which the choice is expected to waste least; None where enough is known, or no run is worth its time,
-    and where no speeds say which batches are to be compared."""
+    """Return the run after which the choice is expected to waste least; None where enough is known, or no run is worth its time, and where no
+    speeds say which batches are to be compared."""
     surface = surface_of(context, lineup)
     if surface is None or not rates(context):
         return None
@@ -167,6 +168,7 @@ def _next(
         [one for one in unheard if one.effective_batch_size in on_surface],
         diverged=[setting_of(trial) for trial in context.trials() if trial.cause is Cause.DIVERGED],
         given_up=_given_up(context, surface),
+        is_last=is_last,
     )
     if found is not None and (found.worth >= WORTH or len(asked) < FEW_RUNS):
         return found.setting

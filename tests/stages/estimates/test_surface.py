@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -259,6 +260,20 @@ def test_no_run_of_a_batch_that_was_given_up_is_asked_for_and_none_where_none_is
     assert found is not None
     assert found.setting.effective_batch_size == 8
     assert next_run(surface, tried, given_up=BATCHES) is None
+
+
+def test_the_last_run_is_that_of_what_is_worth_recommending_and_no_question_for_runs_to_come() -> None:
+    """What was never run cannot be recommended."""
+    wasted = dict[bool, list[float]]({True: [], False: []})
+    for number in range(12):
+        truth = Truth(best_batch=32, offset=1.5, noise=random.Random(number))
+        tried = [at(4), at(256), at(32), at(4, 1), at(256, 1)]
+        surface = fit_to([truth.run(one) for one in tried])
+        for is_last, of in wasted.items():
+            found = next_run(surface, tried, is_last=is_last)
+            assert found is not None
+            of.append(min(truth.wasted(one) for one in (*tried, found.setting)))
+    assert fmean(wasted[True]) < 0.7 * fmean(wasted[False])
 
 
 def test_a_run_is_worth_less_the_more_is_known() -> None:

@@ -47,6 +47,7 @@ class FromCall:
     next: Callable[[], Any]
     validation: Callable[[], Any] | None
     """The same call for validation data; None where it has no word in it for that."""
+    validation_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class FromRows:
     names: tuple[str, ...]
     validation: tuple[Any, ...] | None
     """Those of validation data; None where none are called alike."""
+    validation_names: tuple[str, ...] = ()
 
 
 Source = FromLoader | FromCall | FromRows
@@ -97,12 +99,15 @@ def _round_and_round(batches_again: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _source(node: ast.expr, calls: Callable[[ast.expr], Callable[[], Any]], names: Mapping[str, Any]) -> FromCall:
-    return FromCall(ast.unparse(node), calls(node), _validating(node, calls, names))
+    other = _validating(node, calls, names)
+    return FromCall(
+        ast.unparse(node), calls(node), other and calls(other), ast.unparse(other) if other is not None else ""
+    )
 
 
 def _validating(
     call: ast.expr, calls: Callable[[ast.expr], Callable[[], Any]], names: Mapping[str, Any]
-) -> Callable[[], Any] | None:
+) -> ast.expr | None:
     """Return the same call with a word or a name for validation in place of the one for training: the first that gives batches of that
     kind."""
     wanted = _shapes(calls(call)())
@@ -113,7 +118,7 @@ def _validating(
             continue
         try:
             if _shapes(calls(other)()) == wanted:
-                return calls(other)
+                return other
         except Exception:  # of the script: it does not know that word
             continue
     return None
@@ -298,8 +303,8 @@ def validation_loader(
 
 
 def is_for_tests(name: str) -> bool:
-    """True of what is called so: a setting that was chosen on it looks better there than it is."""
-    return bool({*_TESTS} & _words(name))
+    """Return whether the name is that of test data alone. A setting chosen on them looks better there than it is."""
+    return bool({*_TESTS} & _words(name)) and not {*_VALIDATES} - {*_TESTS} & _words(name)
 
 
 def _words(name: str) -> set[str]:

@@ -310,7 +310,7 @@ def _by_rows(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
         if reached is None:
             continue
         of_run = tuple(tables[name] if len(reached) == size else rows_of(tables[name], reached) for name in names)
-        source = FromRows(of_run, tuple(names), _tables_apart(names, tables, place))
+        source = _rows_of(of_run, names, tables, place)
         batch = tuple(rows_of(tables[name], rows) for name in names)
         yield Bound(
             (), (), source, batch, in_place={one.node: _part_of_batch(one, names.index(one.name)) for one in ours}
@@ -436,13 +436,19 @@ def _part_of_batch(part: _Part, number: int) -> ast.expr:
     return found
 
 
-def _tables_apart(names: Sequence[str], tables: Mapping[str, Any], place: Place) -> tuple[Any, ...] | None:
-    """Return the tables of validation data that are called alike; None where there are none."""
+def _rows_of(tables: tuple[Any, ...], names: Sequence[str], by_name: Mapping[str, Any], place: Place) -> FromRows:
+    """Return the rows of these tables, with those of validation data that are called alike, where there are any."""
+    apart = _tables_apart(names, by_name, place)
+    return FromRows(tables, tuple(names), tuple(apart.values()) if apart else None, tuple(apart))
+
+
+def _tables_apart(names: Sequence[str], tables: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return the tables of validation data that are called alike, by their names; empty where there are none."""
     for renamed in names_apart(names):
         found = [place.get(name) for name in renamed]
         if all(is_table(one) and alike(one, tables[name]) for one, name in zip(found, names, strict=True)):
-            return tuple(found) if len({len(one) for one in found}) == 1 else None
-    return None
+            return dict(zip(renamed, found, strict=True)) if len({len(one) for one in found}) == 1 else {}
+    return {}
 
 
 def _by_tensors(code: LossCode, place: Place) -> Iterator[Bound]:
@@ -456,7 +462,7 @@ def _by_tensors(code: LossCode, place: Place) -> Iterator[Bound]:
     sizes = {len(value) for value in tensors.values()}
     if tensors and len(sizes) == 1 and min(sizes) > 1:
         targets = ast.Tuple([ast.Name(name, ast.Store()) for name in tensors], ast.Store())
-        source = FromRows(tuple(tensors.values()), tuple(tensors), _tables_apart(list(tensors), tensors, place))
+        source = _rows_of(tuple(tensors.values()), list(tensors), tensors, place)
         yield Bound((ast.Assign([targets], _batch()),), (), source, list(tensors.values()))
 
 

@@ -88,6 +88,17 @@ def _name_of(loop: Loop, loader: DataLoader[Any]) -> str:
     return next(named, "a DataLoader")
 
 
+def _name_of_validation(loop: Loop) -> str:
+    """Return what is validated on, as the script calls it; empty where it has nothing for that."""
+    match loop.batches.source:
+        case FromLoader():
+            return "" if loop.validation is None else _name_of(loop, loop.validation)
+        case FromRows() as rows:
+            return " and ".join(rows.validation_names)
+        case FromCall() as call:
+            return call.validation_text
+
+
 def _size(loader: DataLoader[Any]) -> str:
     number = num_samples_in_pass(loader)
     return "a stream" if number is None else f"{number:,} samples"
@@ -135,8 +146,10 @@ def _told(loop: Loop) -> Iterator[str]:
     source = loop.batches.source
     if isinstance(source, FromLoader) and loop.validation is None:
         yield f"no other loader of the script is of validation data, so {EVERY_TENTH}"
-    if isinstance(source, FromLoader) and loop.validation is not None and is_for_tests(_name_of(loop, loop.validation)):
-        yield f"the study chooses by {_name_of(loop, loop.validation)}, as no loader of other validation data was found; what is measured there afterwards looks better than it is"
+    if is_for_tests(name := _name_of_validation(loop)):
+        yield (
+            f"no validation data were found, so the study chooses by {name}; a test score on it afterwards looks better than it is"
+        )
     if isinstance(source, FromLoader) and draws_at_will(source.loader):
         yield "its sampler draws some samples several times in a pass and others not at all; a study takes each once"
     if isinstance(source, FromCall):

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import gc
 import math
+import re
 import sys
 import textwrap
 import weakref
@@ -1188,6 +1189,29 @@ def test_a_choice_that_is_made_by_a_tests_data_says_so(folder: Path) -> None:
     loop = watched(folder, PLAIN, head=HEAD.replace("val_loader =", "test_loader ="))
     assert len(sets_of(loop)[1].dataset) == 20
     assert any("the study chooses by test_loader" in one for one in settings_of(loop, None).told)
+
+
+@pytest.mark.parametrize("word", ["val", "test"])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (
+            """
+            X_train, y_train, X_val, y_val = X[:40], Y[:40], X[40:], Y[40:]
+            optimizer = torch.optim.Adam(net.parameters())
+            for i in range(0, 40, 8):
+                optimizer.zero_grad(); F.cross_entropy(net(X_train[i:i+8]), y_train[i:i+8]).backward(); optimizer.step()
+            """,
+            "X_test and y_test",
+        ),
+        (GET_BATCH, "get_batch('test')"),
+    ],
+    ids=["rows", "a call"],
+)
+def test_a_choice_by_rows_or_a_call_of_a_tests_data_says_so_too(folder: Path, text: str, name: str, word: str) -> None:
+    loop = watched(folder, re.sub('(?<=[_"])val\\b', word, text))
+    told = [one for one in settings_of(loop, None).told if "the study chooses by" in one]
+    assert [name in one for one in told] == ([True] if word == "test" else [])
 
 
 def test_two_parts_of_one_set_stay_apart(folder: Path) -> None:
