@@ -359,7 +359,8 @@ def test_each_further_lane_has_two_runs_more_unless_the_study_file_says_how_many
 @pytest.mark.parametrize(("max_runs", "is_told"), [(None, True), (12, False)])
 def test_plan_says_that_further_lanes_have_further_runs(max_runs: int | None, is_told: bool) -> None:
     config = study_of(stages=[{"type": "frontier"}, {"type": "train", "max_runs": max_runs}])
-    told = "\n".join(train.STAGE.describe(StageContext(config.stages[1], config, Study("s"))))
+    context: StageContext[Any] = StageContext(config.stages[1], config, Study("s"))
+    told = "\n".join(train.STAGE.describe(context))
     assert "12 runs at most" in told
     assert ("2 for each further lane" in told) is is_told
 
