@@ -238,7 +238,7 @@ def _take(
         check_shapes(config, train_set)
         return FirstPass("too_large", "pass")
     module.to(device).train()
-    loss = autocasting(loss, config, device)
+    loss = autocasting(loss, config.precision, device)
     indices = [number % len(train_set) for number in range(NUM_SAMPLES)]
     try:
         batch = fetch(train_set, indices)

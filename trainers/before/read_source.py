@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from batchscout.trainers.before.own_process import asked
 from batchscout.trainers.before.pass_seconds import pass_seconds
@@ -21,7 +21,7 @@ from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first
 from batchscout.trainers.device.device import pick_device
 from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, SourceFault, raised_where
 from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, seeded
-from batchscout.trainers.model.losses import loss_function
+from batchscout.trainers.model.losses import autocasting, loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
 from batchscout.trainers.sources.lightning_fit import FORMS, fit_of
@@ -137,18 +137,14 @@ def _flags(source: Source, settings: Settings, groups: Sequence[Mapping[str, Any
 def _sample_seconds(module: nn.Module, loss: MeanLoss | None, train_set: SampleSet, settings: Settings) -> float | None:
     """Return what a forward and backward pass takes for each sample at the script's own micro-batch, on the device that a study would use;
     None where it could not be timed."""
-    device, precision = pick_device(), settings.keys["precision"]
-    of_batch = loss_function(loss)
-
-    def cast(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
-            return of_batch(module, batch)
-
+    device = pick_device()
     try:
         module.to(device)
     except torch.OutOfMemoryError:
         return None  # whether it fits is for the frontier to find
-    taken = pass_seconds(module, cast, train_set, device)
+    taken = pass_seconds(
+        module, autocasting(loss_function(loss), settings.keys["precision"], device), train_set, device
+    )
     return None if taken is None else taken[0] / settings.keys["batch"]["micro_batch_size"] + taken[1]
 
 

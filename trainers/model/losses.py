@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from batchscout.trainers.config import TrialConfig, resolve
+from batchscout.trainers.config import resolve
 from batchscout.trainers.criteria import (
     IGNORED_TARGET,
     Criterion,
@@ -48,13 +48,13 @@ def loss_function(loss: Loss | None) -> LossFunction:
             return functools.partial(_elementwise, loss)
 
 
-def autocasting(loss_function: LossFunction, config: TrialConfig, device: torch.device) -> LossFunction:
-    """Return the loss in the trial's precision. Backward passes stay outside of autocast, as torch asks."""
-    if config.precision == "float32":
+def autocasting(loss_function: LossFunction, precision: str, device: torch.device) -> LossFunction:
+    """Return the loss in this precision. Backward passes stay outside of autocast, as torch asks."""
+    if precision == "float32":
         return loss_function
 
     def cast(module: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        with torch.autocast(device.type, getattr(torch, config.precision)):
+        with torch.autocast(device.type, getattr(torch, precision)):
             return loss_function(module, batch)
 
     return cast

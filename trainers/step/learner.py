@@ -49,7 +49,7 @@ class Learner:
         half_life = config.ema_half_life_samples
         self.average = WeightAverage([*self.parameters, *running_statistics(module)], half_life) if half_life else None
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
-        self.loss_function = autocasting(on_device(loss, module, config), config, device)
+        self.loss_function = autocasting(on_device(loss, module, config), config.precision, device)
         self.norms = MicroGradientNorms(leaves_of(module), config.world_size) if config.statistics else None
 
     def accumulate(self, micro_batches: Iterable[Any], num_micro_batches: int) -> tuple[Tensor, Tensor]:

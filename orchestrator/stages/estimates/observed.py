@@ -50,9 +50,8 @@ def surface_through(
     ranking = standings(trials, config.target_loss)
     rule = Coordinates({batch: scaled_learning_rate(config.optimizer, batch) for batch in batches})
     late_gain, off = late_gain_of_scores(ranking), off_speed or {}
-    worth = (
-        surface.PRIOR.doubling * late_gain if config.objective == "time" else 0.0
-    )  # seconds to a target are those of the runs
+    # Seconds to a target are those of the runs.
+    worth = surface.PRIOR.doubling * late_gain if config.objective == "time" else 0.0
     speeds = {
         batch: Speed(worth * deviation / math.log(2), -worth * math.log2(off.get(batch, 1.0)))
         for batch, deviation in (timings or {}).items()
