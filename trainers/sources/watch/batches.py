@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,13 +41,14 @@ class FromLoader:
 
 @dataclass(frozen=True)
 class FromCall:
-    """A call in the script returns the next one, in no end."""
+    """A call in the script returns the next one, or what it goes through."""
 
     text: str
     """The call, as the script has it."""
-    next: Callable[[], Any]
-    validation: Callable[[], Any] | None
-    """The same call for validation data; None where it has no word in it for that."""
+    batches: Callable[[], Iterator[Any]]
+    """Begins them, in no end."""
+    validation: Callable[[], Iterator[Any]] | None
+    """The same of the call for validation data; None where it has no word in it for that."""
     validation_text: str = ""
 
 
@@ -74,7 +76,7 @@ class Batches:
 
 def call_source(call: ast.Call, names: Mapping[str, Any]) -> FromCall:
     """Return what calls it again and again. names: what the names in it stand for."""
-    return _source(call, lambda node: _evaluation(node, names), names)
+    return _source(call, lambda node: _one_by_one(_evaluation(node, names)), names)
 
 
 def iterable_source(over: ast.expr, names: Mapping[str, Any]) -> FromCall:
@@ -87,18 +89,39 @@ def _evaluation(node: ast.expr, names: Mapping[str, Any]) -> Callable[[], Any]:
     return lambda: eval(code, dict(names))  # the script's own expression
 
 
-def _round_and_round(batches_again: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a call that returns the next batch, the first one again after the last."""
-
-    def forever() -> Iterator[Any]:
+def _one_by_one(next_batch: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
+    def batches() -> Iterator[Any]:
         while True:
-            yield from batches_again()
+            yield next_batch()
 
-    batches = forever()
-    return lambda: next(batches)
+    return batches
 
 
-def _source(node: ast.expr, calls: Callable[[ast.expr], Callable[[], Any]], names: Mapping[str, Any]) -> FromCall:
+def _round_and_round(batches_again: Callable[[], Any]) -> Callable[[], Iterator[Any]]:
+    """Return what begins them, the first one again after the last."""
+
+    def batches() -> Iterator[Any]:
+        is_empty = False
+        while not is_empty:
+            is_empty, through = True, _apart(batches_again())
+            goes_on = True
+            while goes_on:
+                goes_on = False
+                for batch in through:
+                    is_empty, goes_on = False, isinstance(through, Iterator)  # some begin again by themselves
+                    yield batch
+
+    return batches
+
+
+def _apart(through: Any) -> Any:
+    """Return what is gone through, and of an object that goes on where it was a copy, which others do not move."""
+    return copy.copy(through) if isinstance(through, Iterator) and hasattr(through, "__dict__") else through
+
+
+def _source(
+    node: ast.expr, calls: Callable[[ast.expr], Callable[[], Iterator[Any]]], names: Mapping[str, Any]
+) -> FromCall:
     other = _validating(node, calls, names)
     return FromCall(
         ast.unparse(node), calls(node), other and calls(other), ast.unparse(other) if other is not None else ""
@@ -106,18 +129,18 @@ def _source(node: ast.expr, calls: Callable[[ast.expr], Callable[[], Any]], name
 
 
 def _validating(
-    call: ast.expr, calls: Callable[[ast.expr], Callable[[], Any]], names: Mapping[str, Any]
+    call: ast.expr, calls: Callable[[ast.expr], Callable[[], Iterator[Any]]], names: Mapping[str, Any]
 ) -> ast.expr | None:
     """Return the same call with a word or a name for validation in place of the one for training: the first that gives batches of that
     kind."""
-    wanted = _shapes(calls(call)())
+    wanted = _shapes(next(calls(call)(), None))
     for word in _VALIDATES:
         other = ast.parse(ast.unparse(call), mode="eval").body
         renamed = [_renamed(one, word, names) for one in ast.walk(other)]
         if not any(renamed):
             continue
         try:
-            if _shapes(calls(other)()) == wanted:
+            if _shapes(next(calls(other)(), None)) == wanted:
                 return other
         except Exception:  # of the script: it does not know that word
             continue
@@ -144,14 +167,14 @@ def _shapes(batch: Any) -> Any:
 
 
 class Rows(IterableDataset[Any]):
-    """The rows of the batches that a call returns, one sample after the other."""
+    """The rows of batches, one sample after the other."""
 
-    def __init__(self, next_batch: Callable[[], Any]) -> None:
-        self.next_batch = next_batch
+    def __init__(self, batches: Callable[[], Iterator[Any]]) -> None:
+        self.batches = batches
 
     def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield from _rows_in(self.next_batch())
+        for batch in self.batches():
+            yield from _rows_in(batch)
 
 
 def num_rows(batch: Any) -> int | None:
@@ -177,7 +200,7 @@ def loaders_of(source: Source, validation: DataLoader[Any] | None) -> tuple[Any,
             train = _each_once(loader)
             return (train, _each_once(validation)) if validation is not None else held_out(train)
         case FromCall():
-            return Rows(source.next), Rows(source.validation or source.next)
+            return Rows(source.batches), Rows(source.validation or source.batches)
         case FromRows(tables, _, apart):
             train = _loader_of_rows(tables)
             return (train, _loader_of_rows(apart)) if apart is not None else held_out(train)

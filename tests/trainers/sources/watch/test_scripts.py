@@ -789,6 +789,10 @@ def test_batches_of_no_loader_become_a_stream_of_their_rows(folder: Path, loop: 
     train, _ = sets_of(found)
     samples = [sample for _, sample in zip(range(90), train, strict=False)]
     assert len(samples) == 90, "the first again after the last"
+    torch.manual_seed(0)
+    first = next(iter(train))
+    torch.manual_seed(0)
+    torch.testing.assert_close(next(iter(train)), first, msg="begun again, it is the same")
     model_of(found)(torch.utils.data.default_collate(samples[:4])).backward()
 
 
