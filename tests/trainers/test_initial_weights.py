@@ -84,6 +84,22 @@ def test_a_file_that_is_none_is_refused_with_what_would_be(tmp_path: Path, suffi
         load_weights(gpt(), path)
 
 
+class ToldItsSize(GPT):
+    """Its state has what it was made with, too."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super().state_dict(*args, **kwargs) | {"_size": {"dim": 8}}
+
+
+def test_what_is_no_tensor_in_the_state_of_a_model_may_stand_in_its_file(tmp_path: Path) -> None:
+    saved, loaded = (
+        ToldItsSize(vocab_size=24, seq_len=12, num_layers=2, num_heads=2, hidden_dim=16) for _ in range(2)
+    )
+    torch.save(saved.state_dict(), tmp_path / "weights.pt")
+    load_weights(loaded, tmp_path / "weights.pt")
+    torch.testing.assert_close(dict(loaded.named_parameters()), dict(saved.named_parameters()), rtol=0, atol=0)
+
+
 @pytest.mark.slow
 def test_a_run_that_begins_where_another_ended_begins_with_its_loss(tmp_path: Path) -> None:
     """Finetuning, for real: trained on the same task before, it begins where a run from random weights ends."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from batchscout.trainers.checksums import Damaged, load_tensors, save_tensors
 from batchscout.trainers.files import quoted
-from batchscout.trainers.model.frozen import frozen_of
+from batchscout.trainers.model.frozen import frozen_of, tensors_of
 from batchscout.trainers.model.parallel import local, whole
 
 Weights = dict[str, Tensor]
@@ -22,7 +22,7 @@ def weights_of(model: nn.Module) -> Weights:
     """Return a copy of every trained parameter and buffer that is no count on the host. If the model is sharded, all ranks call
     this."""
     frozen = frozen_of(model)
-    state = {name: value for name, value in model.state_dict().items() if name not in frozen}
+    state = {name: value for name, value in tensors_of(model.state_dict()).items() if name not in frozen}
     inexact = {name: value for name, value in state.items() if value.is_floating_point() or value.is_complex()}
     return {name: local(whole(value.detach()).cpu().clone()) for name, value in inexact.items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from batchscout.trainers.errors import LossFault
 from batchscout.trainers.files import quoted
 from batchscout.trainers.model.adapters import add_adapters, is_of_transformers
 from batchscout.trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
+from batchscout.trainers.model.frozen import others_of, tensors_of
 from batchscout.trainers.model.gpt import GPT
 from batchscout.trainers.model.losses import shape_text
 from batchscout.trainers.sources.adapted import module_of
@@ -74,7 +75,8 @@ def _target(name: str) -> Callable[..., Any]:
 
 def load_weights(module: nn.Module, path: Path) -> None:
     """Give a model the weights in a file. Raises ValueError where they are not all of this model's, and no others."""
-    found, own = _tensors_in(path), module.state_dict()
+    own = tensors_of(module.state_dict())
+    found = _tensors_in(path, others_of(module.state_dict()).keys())
     held = {tensor.data_ptr() for name, tensor in own.items() if name in found}  # a tied one may stand there once
     faults = {
         "lacks": [name for name, tensor in own.items() if name not in found and tensor.data_ptr() not in held],
@@ -94,8 +96,9 @@ def load_weights(module: nn.Module, path: Path) -> None:
     module.load_state_dict(found, strict=False)
 
 
-def _tensors_in(path: Path) -> dict[str, Tensor]:
-    """Return the tensors in a file by their names, on the host."""
+def _tensors_in(path: Path, others: Collection[str]) -> dict[str, Tensor]:
+    """Return the tensors in a file by their names, on the host. others: names in the model's state that no tensors have, in the file
+    neither."""
     if not path.is_file():
         raise ValueError(f"initial_weights: there is no file {quoted(path)}; check the path")
     try:
@@ -115,6 +118,8 @@ def _tensors_in(path: Path) -> dict[str, Tensor]:
             f"initial_weights {quoted(path)} cannot be read ({type(error).__name__}); write it with "
             "torch.save(model.state_dict(), ...), or as *.safetensors"
         ) from error
+    if isinstance(found, dict):
+        found = {name: value for name, value in found.items() if name not in others}
     if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
         holds = _some([str(key) for key in found]) if isinstance(found, dict) else f"a {type(found).__name__}"
         raise ValueError(

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from batchscout.trainers.config import Precision, TrialConfig
 from batchscout.trainers.model.activation_checkpointing import as_it_was_made
 from batchscout.trainers.model.blocks import find_blocks
-from batchscout.trainers.model.frozen import frozen_of
+from batchscout.trainers.model.frozen import frozen_of, is_loadable, others_of
 from batchscout.trainers.model.losses import LossFunction
 from batchscout.trainers.model.models import num_batch_norms
 
@@ -158,7 +158,8 @@ def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
     else:
         weights, state = module.state_dict(), optimizer.state_dict()
     frozen = frozen_of(module)  # torch's own option leaves out but one name of a tied weight
-    return {"model": {name: tensor for name, tensor in weights.items() if name not in frozen}, "optimizer": state}
+    kept = {name: value for name, value in weights.items() if name not in frozen and is_loadable(value)}
+    return {"model": kept, "optimizer": state}
 
 
 def load_state(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -192,6 +193,6 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
                 parent.register_buffer(own, value.to(before.device), persistent=False)
 
 
-def load_trained(module: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Load the model's part of what `state_of` has returned; weights that are not in it, as they are not trained, stay."""
-    module.load_state_dict(frozen_of(module) | weights)
+def load_trained(module: nn.Module, weights: dict[str, Any]) -> None:
+    """Load the model's part of what `state_of` has returned; what is not in it, such as weights that are not trained, stays."""
+    module.load_state_dict(others_of(module.state_dict()) | frozen_of(module) | weights)

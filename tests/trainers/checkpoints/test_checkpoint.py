@@ -93,6 +93,61 @@ def counting(*, vocab_size: int, seq_len: int, anew: bool) -> torch.nn.Module:
     return Counting(vocab_size, anew=anew)
 
 
+class ToldHowItWasMade(Counting):
+    """Its state has what it was made with, as libraries save it, and what else a module of it keeps."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size, anew=False)
+        self.blocks.append(Steps())
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return super().state_dict(*args, **kwargs) | {"_made_with": {"activation": torch.nn.functional.gelu}}
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        assert state_dict.pop("_made_with")["activation"] is torch.nn.functional.gelu
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+
+class Steps(torch.nn.Module):
+    """Its state is no tensor: how often it was called in training, which it multiplies by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return values * (1 + 0.1 * self.calls)
+
+
+def told_how_it_was_made(*, vocab_size: int, seq_len: int) -> torch.nn.Module:
+    return ToldHowItWasMade(vocab_size)
+
+
+def test_a_run_goes_on_with_what_is_no_tensor_in_the_state_of_its_model(tmp_path: Path) -> None:
+    trial = config(
+        model={"target": "tests.trainers.checkpoints.test_checkpoint:told_how_it_was_made"},
+        loss={"type": "cross_entropy", "targets": "targets"},
+        sample_budget=64,
+        rungs=(32,),
+        evaluations=(64,),
+        save_weights=True,
+    )
+    ends = list[Any]()
+    for name, report in (("whole", lambda _: Answer.GO_ON), ("parts", stop_at(32))):
+        while not (weights := tmp_path / name / "weights.pt").exists():
+            train(trial, report, tmp_path / name)
+        ends.append(load_tensors(weights)["final"])
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+    assert newest_state(tmp_path / "parts" / "checkpoints")["model"]["blocks.2._extra_state"] == {"calls": 16}
+
+
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_a_run_goes_on_with_the_buffers_that_its_modules_do_not_save(tmp_path: Path, anew: bool, mode: str) -> None:
