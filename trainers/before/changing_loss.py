@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 from typing import Any
@@ -20,11 +21,10 @@ def changing_with_steps(module: nn.Module, loss: LossFunction, batch: Any, devic
     another number of steps: they would train and be compared by different losses."""
     if not counts_steps(module):
         return None
-    batch = move(batch, device)
 
     def loss_at(number: int) -> float:
         with at_step(module, number), seeded(module, 0), buffers_kept(module):
-            return evaluated(module, loss, batch, training=True)[0]
+            return evaluated(module, loss, _apart(batch, device), training=True)[0]
 
     first = loss_at(0)
     if not math.isclose(first, loss_at(0), rel_tol=RANDOM_ABOVE):
@@ -46,10 +46,10 @@ CALLS = 8
 def changing_with_calls(module: nn.Module, loss: LossFunction, batch: Any, device: torch.device) -> str | None:
     """Return, in words, how a loss rises or falls from call to call, though samples, weights and random numbers are the same; None
     where it does not. It counts the calls itself, of evaluations and micro-batches, too, or goes by those before."""
-    batch, losses = move(batch, device), list[float]()
+    losses = list[float]()
     for _ in range(CALLS):
         with seeded(module, 0), buffers_kept(module, but_counts=True):
-            losses.append(evaluated(module, loss, batch, training=True)[0])
+            losses.append(evaluated(module, loss, _apart(batch, device), training=True)[0])
     if not (all(a < b for a, b in pairwise(losses)) or all(a > b for a, b in pairwise(losses))):
         return None
     return (
@@ -57,3 +57,8 @@ def changing_with_calls(module: nn.Module, loss: LossFunction, batch: Any, devic
         "by how often it was called. Batches that are compared take different numbers of micro-batches, and are trained and judged by "
         "different losses: if that is not meant, make it the same at every call, as it is at the end of your run"
     )
+
+
+def _apart(batch: Any, device: torch.device) -> Any:
+    """Return a batch of its own, as a loss may change what it is given: normalize it in place, say."""
+    return move(copy.deepcopy(batch), device)

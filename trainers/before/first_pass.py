@@ -7,6 +7,7 @@ it is the first to load the data, build the model and find the loss.
 from __future__ import annotations
 
 import contextlib
+import copy
 import faulthandler
 import signal
 import threading
@@ -259,7 +260,7 @@ def _take(
     began = time.monotonic()
     try:
         with again.watched(), classes:
-            returned = loss(module, move(batch, device))
+            returned = loss(module, move(copy.deepcopy(batch), device))  # which it may change
     except (LossFault, DataFault):
         raise
     except BaseException as error:

@@ -3,6 +3,7 @@ left out where these never exist."""
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -62,7 +63,7 @@ def another_in_chunks(module: nn.Module, config: TrialConfig, batch: Any) -> str
 def _taken(module: nn.Module, loss: LossFunction, batch: Any, sign: int = 1) -> tuple[float, float]:
     """Return (loss_sum, num_targets) in training mode, and add the gradient, times `sign`, to what is there."""
     with seeded(module, 0), buffers_kept(module), eager():
-        loss_sum, num_targets = check_loss(loss(module, batch))
+        loss_sum, num_targets = check_loss(loss(module, copy.deepcopy(batch)))  # which it may change
         if loss_sum.requires_grad:
             (sign * loss_sum).backward()
     return loss_sum.item(), num_targets.item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
@@ -27,6 +28,7 @@ def pass_seconds(
     one does not go, or the smaller one takes too long."""
 
     def once(batch: Any) -> float:
+        batch = copy.deepcopy(batch)  # which a loss may change
         started = time.perf_counter()
         loss(module, batch)[0].backward()
         if device.type == "cuda":

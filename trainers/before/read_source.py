@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -164,7 +165,7 @@ def _draws(module: nn.Module, train_set: SampleSet) -> bool:
     batch = fetch(train_set, list(range(min(SAMPLES_LOOKED_AT, len(train_set)))))
     module.eval()
     with torch.no_grad():
-        one, other = (float(module(batch)) for _ in range(2))
+        one, other = (float(module(copy.deepcopy(batch))) for _ in range(2))  # it may change it
     module.train()
     return not math.isclose(one, other, rel_tol=SAME_LOSS)
 

@@ -151,6 +151,17 @@ def test_a_loss_that_counts_its_calls_is_told() -> None:
     ] * 2
 
 
+def loss_of_what_it_scales(module: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    loss_sum, num_targets = module(batch)
+    batch["scale"] = batch["scale"].mul_(1.01) if "scale" in batch else torch.ones(())
+    return loss_sum * batch["scale"], num_targets
+
+
+def test_a_loss_that_changes_its_batch_is_not_taken_for_one_that_counts_its_calls() -> None:
+    found = passed_by("nothing wrong", loss="tests.trainers.before.test_first_pass:loss_of_what_it_scales")
+    assert (found.outcome, found.said) == ("passed", "")
+
+
 def test_a_pass_that_hangs_is_ended() -> None:
     assert passed_by("hang", seconds=0.5) == FirstPass("slow", "pass")
 
