@@ -3,15 +3,16 @@ most, and what to do next. Pure."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass
 from enum import StrEnum
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.caveats import caveats_of, not_carried, worth_a_longer_run
-from batchscout.orchestrator.output.deciding import ToDecide, longer_runs, to_decide
+from batchscout.orchestrator.output.deciding import ToDecide, runs_of_length, to_decide
 from batchscout.orchestrator.output.known import Known, baseline_run, known_of
-from batchscout.orchestrator.output.verdict import open_text, saved_text, settings_text, wasted_text
+from batchscout.orchestrator.output.verdict import open_text, overfitting_text, saved_text, settings_text, wasted_text
 from batchscout.orchestrator.stages import change_of, stage_of
 from batchscout.orchestrator.stages.horizons import nearest_run
 from batchscout.orchestrator.stages.too_short import in_words
@@ -148,6 +149,8 @@ def _how_sure(config: StudyConfig, study: Study, winner: Trial) -> tuple[Badge, 
 
 
 def _how_well_compared(config: StudyConfig, study: Study, known: Known | None) -> tuple[Badge, str]:
+    if known and known.overfitting:
+        return Badge.UNDETERMINED, overfitting_text(known.overfitting)
     is_open = known is None or known.is_open(config.useful_gain)
     if is_open and (short := worth_a_longer_run(config, study)):
         return Badge.TOO_SHORT, in_words(short)
@@ -187,7 +190,7 @@ def _what_is_open(config: StudyConfig, study: Study, winner: Trial) -> str:
 def _next(config: StudyConfig, study: Study, badge: Badge, deciding: ToDecide | None) -> str:
     if badge is Badge.TOO_SHORT:
         budget = max(one.sample_budget for one in worth_a_longer_run(config, study))
-        deciding = ToDecide("full runs that are long enough", keys=longer_runs(config, budget), goes_on=False)
+        deciding = ToDecide("full runs that are long enough", keys=runs_of_length(config, budget), goes_on=False)
     if deciding is None or not deciding.keys or badge is Badge.DECIDED:
         return f"batchscout export {RUN_DIR}"
     changes = [
@@ -196,5 +199,6 @@ def _next(config: StudyConfig, study: Study, badge: Badge, deciding: ToDecide | 
     if config.model.target.startswith(OBJECTS):  # no command has the objects
         return f"decide it by {', '.join(changes)}{'' if deciding.goes_on else ', in another run_dir'}: {deciding.what}"
     flags = " ".join(f"--set {shlex.quote(change)}" for change in changes)
-    where = RUN_DIR if deciding.goes_on else f"{RUN_DIR}-longer"
+    other = "shorter" if deciding.keys.get("sample_budget", math.inf) < config.sample_budget else "longer"
+    where = RUN_DIR if deciding.goes_on else f"{RUN_DIR}-{other}"
     return f"{deciding.what}:\n{_run(study, where)} {flags}"

@@ -119,7 +119,8 @@ def _of_the_run(config: StudyConfig, study: Study, nearest: Trial, trial: TrialC
     warnings += [str(straggler) for straggler in stragglers(study.trials.values()).values()]
     if waits := input_bound([nearest]):
         warnings.append(f"the recommended run is {waits}")
-    if overfitting := overfitting_of(nearest):
+    findings, overfitting = trained(study), overfitting_of(nearest)
+    if overfitting and not (findings and findings.overfitting):  # the verdict says so
         warnings.append(f"it overfits: {overfitting}; a shorter run or more regularization may end lower")
     num_samples, budget = study.facts.num_train_samples, trial.sample_budget
     if config.real_run and carried_to(study, nearest) and num_samples and budget > FEW_PASSES * num_samples:
@@ -229,9 +230,10 @@ MUCH_FASTER = 1.1
 
 def worth_a_longer_run(config: StudyConfig, study: Study) -> list[TooShort]:
     """Return the batches that would train much faster than all that were compared, but are too large for so short a run; none
-    where speed does not count, and none for which the real run is too short, too."""
+    where speed does not count, where the user's own run overfits, and none for which the real run is too short, too."""
     frontier = found(study, FrontierFindings)
-    if frontier is None or config.objective == "samples":
+    findings = trained(study)
+    if frontier is None or config.objective == "samples" or (findings and findings.overfitting):
         return []
     short = {one.effective_batch_size: one for one in out_of_reach(config, frontier.rates)}
     reached = [rate for size, rate in frontier.rates.items() if size * config.world_size not in short]
@@ -257,5 +259,5 @@ def is_on_edge(config: StudyConfig, study: Study, winner: Trial) -> bool:
 
 def asks_for_the_length(config: StudyConfig, study: Study, winner: Trial) -> bool:
     """True if the answer could be carried to the length of the user's run, and nobody has said how long that is."""
-    measured = known_of(config, study, winner) is not None
-    return measured and config.real_run is None and config.objective != "target"
+    known = known_of(config, study, winner)
+    return known is not None and not known.overfitting and config.real_run is None and config.objective != "target"

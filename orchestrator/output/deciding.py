@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.output.known import compared_of, known_of
+from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
 from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
 from batchscout.orchestrator.stages.horizons import carried_to
 from batchscout.orchestrator.study.state import Study
@@ -38,14 +39,21 @@ class ToDecide:
         return f"{self.what}: {self.how}" if self.how else self.what
 
 
-def longer_runs(config: StudyConfig, sample_budget: int) -> dict[str, float]:
-    """Return the keys of a study whose full runs have so many samples; its budget grows with them."""
+def runs_of_length(config: StudyConfig, sample_budget: int) -> dict[str, float]:
+    """Return the keys of a study whose full runs have so many samples; its budget goes with them."""
     hours = (
         {}
         if config.budget is None
         else {"budget.device_hours": _hours(config.budget.device_hours * sample_budget / config.sample_budget)}
     )
     return {"sample_budget": sample_budget, **hours}
+
+
+def _shorter(config: StudyConfig, overfitting: Overfitting) -> ToDecide:
+    what, samples = "runs that end where the validation loss was lowest", overfitting.samples_seen
+    if config.real_run:
+        return ToDecide(what, f"sample_budget: {samples}, without real_run")
+    return ToDecide(what, keys=runs_of_length(config, samples), goes_on=False)
 
 
 def _hours(hours: float) -> float:
@@ -57,10 +65,12 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     known, compared = known_of(config, study, winner), compared_of(study, winner)
     if known is None or not known.is_open(config.useful_gain):
         return None
+    if known.overfitting:
+        return _shorter(config, known.overfitting)
     if real := carried_to(study, winner):
         longer = "a study with longer runs (sample_budget): at least a quarter of the real run's length"
         budget = max(math.ceil(real.samples / A_FEW_TIMES), A_FEW_TIMES * config.sample_budget)
-        return ToDecide(longer, keys=longer_runs(config, budget) if budget < real.samples else {}, goes_on=False)
+        return ToDecide(longer, keys=runs_of_length(config, budget) if budget < real.samples else {}, goes_on=False)
     assert compared, "it is known of those"
     findings = compared.findings
     num_runs = sum(one.num_runs for one in findings.batches)

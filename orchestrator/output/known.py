@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
 from batchscout.orchestrator.stages.horizons import carried_to
 from batchscout.orchestrator.stages.train import BatchFindings, TimeGain, TrainFindings, trained
 from batchscout.orchestrator.study.state import Study
@@ -26,16 +27,19 @@ class Known:
     time: TimeGain | None = None
     """What it saves of the training time of the user's own; None where it is that one."""
     keeps_own: bool = False
+    overfitting: Overfitting | None = None
+    """Where the user's own setting, which it is then, began to overfit long before the end of the study's runs."""
 
     def is_open(self, useful_gain: float) -> bool:
         """True where another setting may be better by more than a useful gain; the user's own may be as good as that and is still not
         called decided."""
-        return self.regret_time > useful_gain
+        return self.regret_time > useful_gain or self.overfitting is not None
 
 
 def known_of(config: StudyConfig, study: Study, winner: Trial) -> Known | None:
     """Return what is known of the setting: of the real run's, where there is one; None where nothing was compared."""
-    real = carried_to(study, winner)
+    real, findings = carried_to(study, winner), trained(study)
+    overfitting = findings.overfitting if findings else None
     if real is not None:
         batches = sorted(real.batches, key=lambda one: one.effective_batch_size != real.effective_batch_size)
         return Known(
@@ -45,6 +49,7 @@ def known_of(config: StudyConfig, study: Study, winner: Trial) -> Known | None:
             real.regret_time,
             real.time,
             real.keeps_own,
+            overfitting,
         )
     compared = compared_of(study, winner)
     if compared is None:
@@ -58,6 +63,7 @@ def known_of(config: StudyConfig, study: Study, winner: Trial) -> Known | None:
         findings.regret_time,
         findings.time,
         findings.keeps_own,
+        overfitting,
     )
 
 
@@ -68,7 +74,7 @@ LIKELY_ENOUGH = 0.1
 def undecided_between(config: StudyConfig, known: Known | None) -> tuple[int, ...]:
     """Return the effective batches of which the best is one, as far as the study could tell; none where it could, or where the learning
     rate alone is open."""
-    if known is None or not known.is_open(config.useful_gain):
+    if known is None or known.overfitting or not known.is_open(config.useful_gain):
         return ()
     mine, *others = known.p_best
     rivals = [batch for batch in others if known.p_best[batch] >= LIKELY_ENOUGH]

@@ -21,6 +21,7 @@ from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.cost import pays_from
+from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to, nearest_run
@@ -164,7 +165,9 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     known, baseline = known_of(config, study, winner), baseline_run(study)
     assert known, "it was carried to that length"
     length = f"for the real run of {number_text(real.samples)} samples, {number_text(real.samples / config.sample_budget)} x this study's, "
-    if known.keeps_own:
+    if known.overfitting:
+        saved = f"{whose(config, study, baseline)} stays; it ends at"
+    elif known.keeps_own:
         saved = f"{whose(config, study, baseline)} stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}; it ends at"
     elif known.time and baseline:
         saved = f"it reaches {_share_text(config, known.time)}{_parts_text(known.time, real.effective_batch_size, baseline)}; it ends at"
@@ -189,6 +192,8 @@ def _against_own(
     config: StudyConfig, study: Study, baseline: Trial, known: Known, ours: Standing, theirs: Standing
 ) -> str:
     """Return what the setting saves against the user's own, as people budget it, and how sure that is."""
+    if known.overfitting:
+        return f"{whose(config, study, baseline)} stays; it {_ending(ours, config.target_loss)}{_sure(config, known)}"
     if known.keeps_own:
         is_good = known.regret_time <= config.useful_gain and len(known.p_best) > 1
         so = ", so the batch is not your bottleneck" if is_good else ""
@@ -208,6 +213,8 @@ def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
     if change := change_of(config, study, winner):
         told = _against_source(config, study, winner, change)
         return f"{told}; of that one: {saved_text(config, study, study.trials[change.source])}"
+    if known and known.overfitting:
+        return f"not known: {whose(config, study, baseline)} overfits"
     if (known and known.keeps_own) or (baseline and baseline.candidate == winner.candidate):
         return f"nothing: it is {whose(config, study, baseline)}"
     if known and known.time and baseline:
@@ -319,6 +326,8 @@ def _how_the_baseline_ended(config: StudyConfig, study: Study) -> str:
 
 def _sure(config: StudyConfig, known: Known) -> str:
     """Return how far the setting may lie from the best one, and what is left open."""
+    if known.overfitting:
+        return f"; undetermined: {overfitting_text(known.overfitting)}"
     told = f"; {wasted_text(config, known)}"
     return f"{told}; undetermined {open_text(config, known)}" if known.is_open(config.useful_gain) else told
 
@@ -326,6 +335,11 @@ def _sure(config: StudyConfig, known: Known) -> str:
 def wasted_text(config: StudyConfig, known: Known) -> str:
     """Return what the setting wastes."""
     return f"this setting wastes {share_text(known.regret_time)} of {_the_cost(config)} on average against the best one"
+
+
+def overfitting_text(overfitting: Overfitting) -> str:
+    """Return why runs that overfit decide nothing."""
+    return f"the run with it overfits: {overfitting}, so the ends of runs of this length do not tell which setting trains fastest"
 
 
 def open_text(config: StudyConfig, known: Known) -> str:

@@ -245,6 +245,31 @@ def test_where_both_are_alike_your_own_setting_stays(tmp_path: Path) -> None:
     assert recommendation.decided is False
 
 
+def overfitting(config: TrialConfig, samples: int) -> dict[str, Any]:
+    """Where batch 4 is right; every run learns its samples by heart from three eighths of it on."""
+    share, point = samples / config.sample_budget, SMALL_IS_RIGHT(config, samples)
+    return point | {"val_loss": point["val_loss"] * (1 + max(0.0, share - 0.375)), "loss": 3.0 * (1 - share)}
+
+
+def test_where_your_own_run_overfits_from_early_on_its_end_decides_nothing_and_a_shorter_run_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    config, known = played(tmp_path / "time", SMALL_IS_RIGHT, overfitting)
+    recommendation = recommendation_of(config, known)
+    assert (chosen(known), recommendation.learning_rate) == (8, 1e-3)
+    assert len(full_runs(known)) == FIRST_RUNS, "no further one of this length tells more"
+    assert (recommendation.decided, recommendation.time) == (False, None)
+    answer = recommendation.answer
+    assert answer.badge == "undetermined"
+    lowest = 3 * BUDGET // 8
+    assert answer.because.startswith(f"the run with it overfits: validation loss was lowest after {lowest:,} samples (")
+    assert answer.gain == "not known: your own setting overfits"
+    assert "too short" not in recommendation.verdict
+    assert answer.next.endswith(f"--dir RUN_DIR-shorter --set sample_budget={lowest}")
+    _, to_target = played(tmp_path / "target", SMALL_IS_RIGHT, overfitting, objective="target", target_loss=3.5)
+    assert findings_of(to_target).overfitting is None, "what comes after the target does not count"
+
+
 def test_where_many_are_alike_it_says_between_which_it_is_undetermined(tmp_path: Path) -> None:
     """Which of six equals is the best takes more runs than there are; the choice is no worse than the others all the same."""
     config, known = played(tmp_path, FLAT, batches=BATCHES[:-1])

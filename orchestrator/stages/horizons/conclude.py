@@ -79,7 +79,7 @@ def _findings(context: StageContext[Horizons], law: Carried, choice: Choice) -> 
     surface = law.at(math.log2(length_of(context)))
     best, own = surface.best_setting(SAFE), choice.own
     gain = gain_over(as_train, surface, best, own) if own else None
-    if own and gain and gain.p_better < LIKELY and choice.is_own:
+    if own and gain and choice.is_own and (choice.overfitting or gain.p_better < LIKELY):
         best, gain = setting_of(own.first), None
     batch = best.effective_batch_size
     candidate = next(one for one in lineup_of(as_train).candidates if one.split.effective_batch_size == batch)

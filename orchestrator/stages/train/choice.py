@@ -12,6 +12,7 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.config.trial import baseline_batch, scaled_learning_rate
 from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.generalisation import Overfitting, long_overfitting_of
 from batchscout.orchestrator.stages.estimates.observed import observations, setting_of, surface_through
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.estimates.speeds import off_plan
@@ -39,6 +40,8 @@ class Choice:
     """The share of the training time that it wastes on average, against the best setting."""
     own: Standing | None
     """The user's own batch and learning rate; None where that run did not complete."""
+    overfitting: Overfitting | None
+    """Where that one began to overfit, long before its end."""
 
     @property
     def setting(self) -> Setting:
@@ -92,21 +95,18 @@ def so_far(context: StageContext[Train]) -> str:
 
 def choice_of(context: StageContext[Train], surface: Surface) -> Choice:
     """Return the run to choose by now: the one that wastes least on average, but the user's own setting where that one is not
-    better by a useful gain with enough probability."""
+    better by a useful gain with enough probability, and where the ends of runs say little, as it overfits."""
     ranking = standings(full_runs(context.study), context.config.target_loss)
     known = [one for one in ranking if math.isfinite(one.score)]  # one that never nears a target says nothing
     complete = [one for one in known if setting_of(one.first).effective_batch_size in surface.coordinates.rule]
     own = next((one for one in complete if _is_own(context, one)), None)
     reached = [one for one in complete if one.reached] or complete
     run = min(reached, key=lambda one: surface.regret(setting_of(one.first)))
-    may_stay = own is not None and own is not run and (own.reached or not run.reached)
-    if (
-        own is not None
-        and may_stay
-        and p_better(context, surface, setting_of(run.first), setting_of(own.first)) < LIKELY
-    ):
-        run = own
-    return Choice(run, surface.regret(setting_of(run.first)), own)
+    overfitting = long_overfitting_of(own) if own and context.config.target_loss is None else None
+    if own is not None and own is not run and (own.reached or not run.reached):
+        p = p_better(context, surface, setting_of(run.first), setting_of(own.first))
+        run = own if overfitting or p < LIKELY else run
+    return Choice(run, surface.regret(setting_of(run.first)), own, overfitting)
 
 
 def p_better(context: StageContext[Train], surface: Surface, setting: Setting, own: Setting) -> float:

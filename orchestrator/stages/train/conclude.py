@@ -82,6 +82,7 @@ def train_findings(context: StageContext[Train]) -> TrainFindings | None:
         regret_time=choice.regret,
         time=None if choice.own is None or choice.is_own else gain_over(context, surface, choice.setting, choice.own),
         keeps_own=choice.is_own,
+        overfitting=choice.overfitting,
         generalisation=generalisation_of(ranking),
         off_speed=off_speed(context),
     )

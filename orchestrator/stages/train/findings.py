@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from batchscout.orchestrator.stages.estimates.generalisation import Generalisation
+from batchscout.orchestrator.stages.estimates.generalisation import Generalisation, Overfitting
 from batchscout.orchestrator.stages.findings import found, winner_of
 from batchscout.orchestrator.study.state import Study
 
@@ -75,6 +75,9 @@ class TrainFindings:
     """What the winner saves against the user's own setting; None where it is that one, or that one diverged."""
     keeps_own: bool = False
     """True if the winner is the user's own setting: none is shown to be better by a useful gain."""
+    overfitting: Overfitting | None = None
+    """Where the user's own setting began to overfit, long before its run ended: it is then the winner, as the ends of such runs do not tell
+    settings apart. None where it did not."""
     generalisation: Generalisation | None = None
     """The generalisation gap of every batch that was trained to its end; None where no run measured one."""
     off_speed: dict[int, float] = field(default_factory=dict)

@@ -158,6 +158,8 @@ def _next(
     if surface is None or not rates(context):
         return None
     choice = choice_of(context, surface)
+    if choice.overfitting:
+        return None  # no further run of this length tells settings apart
     if choice.regret <= context.config.useful_gain and len(asked) >= FEW_RUNS:
         return None
     on_surface = surface.coordinates.rule

@@ -13,7 +13,11 @@ import pytest
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.output.status import print_status
-from batchscout.orchestrator.stages.estimates.generalisation import generalisation_of, overfitting_of
+from batchscout.orchestrator.stages.estimates.generalisation import (
+    generalisation_of,
+    long_overfitting_of,
+    overfitting_of,
+)
 from batchscout.orchestrator.stages.estimates.ranking import PRIOR_DEGREES, USUAL_GAIN, standings
 from batchscout.orchestrator.stages.estimates.surface import PRIOR
 from batchscout.orchestrator.stages.train import TrainFindings
@@ -101,6 +105,48 @@ def test_a_run_overfits_where_its_validation_loss_rises_while_training_loss_fall
             "validation loss was lowest after 200 samples (2.000) and rose to 2.300 while training loss fell from 1.800 to 1.000"
         )
         assert asdict(measured)["samples_seen"] == 200
+
+
+def long_run(*val_losses: float, seed: int = 0) -> Trial:
+    """With these validation losses at equal distances, and a training loss that falls."""
+    config = CONFIG.model_copy(update={"sample_budget": 100 * len(val_losses), "seed": seed})
+    points = curve(*((100 * (place + 1), loss, 3.0 - 0.1 * place) for place, loss in enumerate(val_losses)))
+    proposal = Proposal(f"m8-s{seed}", "train", config, candidate="m8")
+    return Trial(proposal, state=TrialState.COMPLETE, metrics=points[-1], history=points)
+
+
+@pytest.mark.parametrize(
+    ("val_losses", "lowest_after"),
+    [
+        ((0.31, 0.42, 0.43, 0.46, 0.49, 0.52, 0.54, 0.57), 100),
+        ((0.52, 0.32, 0.26, 0.28, 0.36, 0.35, 0.35, 0.36), 300),
+        ((0.52, 0.40, 0.35, 0.31, 0.29, 0.28, 0.30, 0.33), None),
+        ((0.52, 0.40, 0.35, 0.36, 0.34, 0.35, 0.35, 0.36), None),
+        ((0.30, 0.40, 0.50), None),
+    ],
+    ids=["from the first on", "from a third on", "late", "a plateau", "three evaluations"],
+)
+def test_a_run_is_long_past_its_lowest_loss_where_that_is_early_and_stands_out(
+    val_losses: tuple[float, ...], lowest_after: int | None
+) -> None:
+    (standing,) = standings([long_run(*val_losses)])
+    found = long_overfitting_of(standing)
+    assert (found and found.samples_seen) == lowest_after
+
+
+def test_that_holds_of_a_setting_where_each_of_its_seeds_is() -> None:
+    past, not_past = (0.31, 0.42, 0.43, 0.46, 0.49, 0.52, 0.54, 0.57), (0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1)
+    (both,) = standings([long_run(*past), long_run(*past, seed=1)])
+    (one,) = standings([long_run(*past), long_run(*not_past, seed=1)])
+    assert long_overfitting_of(both)
+    assert long_overfitting_of(one) is None
+
+
+def test_noise_on_a_plateau_looks_so_in_3_of_100_runs_at_most() -> None:
+    noise = random.Random(0)
+    runs = [long_run(*(noise.gauss(1.0, 0.02) for _ in range(8))) for _ in range(600)]
+    found = [long_overfitting_of(standing) for run in runs for standing in standings([run])]
+    assert sum(one is not None for one in found) / len(runs) <= 0.03
 
 
 def widening(per_doubling: float) -> World:
