@@ -92,9 +92,7 @@ class ToldItsSize(GPT):
 
 
 def test_what_is_no_tensor_in_the_state_of_a_model_may_stand_in_its_file(tmp_path: Path) -> None:
-    saved, loaded = (
-        ToldItsSize(vocab_size=24, seq_len=12, num_layers=2, num_heads=2, hidden_dim=16) for _ in range(2)
-    )
+    saved, loaded = (ToldItsSize(vocab_size=24, seq_len=12, num_layers=2, num_heads=2, hidden_dim=16) for _ in range(2))
     torch.save(saved.state_dict(), tmp_path / "weights.pt")
     load_weights(loaded, tmp_path / "weights.pt")
     torch.testing.assert_close(dict(loaded.named_parameters()), dict(saved.named_parameters()), rtol=0, atol=0)
