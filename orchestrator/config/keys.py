@@ -305,7 +305,7 @@ class StudyConfig(Strict):
     which then follows the others, carries the answer to that length, and verdict, recommendation and exports are the real run's. null:
     the study's own length."""
     kill: KillRules = KillRules()
-    """When a trial is stopped early because it diverges, is too slow, or hangs."""
+    """When a trial is stopped early by what itself does: it diverges, is too slow, or hangs."""
     stages: Annotated[tuple[StageConfig, ...], AtLeastOne, OnlySays.WHAT_FOLLOWS] = (
         Frontier(),
         Throughput(),
@@ -436,7 +436,7 @@ _CHOICES_BEFORE = {
     "throughput": ("frontier",),
     "equivalence": ("frontier",),
     "train": ("frontier", "throughput"),
-    "learning_rate": (*_CHOOSES,),
+    "learning_rate": ("frontier", "throughput", "train"),
 }
 """By the stage: those whose choices it goes on with, so that none of them may come after it."""
 

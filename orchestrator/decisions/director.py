@@ -177,7 +177,11 @@ class Director:
         decision = verdicts.on_report(self.context, heard, {**message.metrics}, self._steps[trial_id])
         if message.evaluated:
             self._evaluated(trial_id, message)
-            decision = decision if decision.action is Action.STOP else verdicts.on_evaluation(self.context, trial)
+            decision = (
+                decision
+                if decision.action is Action.STOP
+                else verdicts.on_evaluation(self.context, self._trial(trial_id))
+            )
         if decision.action is Action.GO_ON and self._spending.is_spent:
             decision = stop(Cause.BUDGET, self._spending.reason)
         if decision.action is Action.STOP:

@@ -13,7 +13,7 @@ from batchscout.orchestrator.output.caveats import caveats_of, not_carried, wort
 from batchscout.orchestrator.output.deciding import ToDecide, runs_of_length, to_decide
 from batchscout.orchestrator.output.known import Known, baseline_run, known_of
 from batchscout.orchestrator.output.verdict import open_text, overfitting_text, saved_text, settings_text, wasted_text
-from batchscout.orchestrator.stages import change_of, stage_of
+from batchscout.orchestrator.stages import candidate_runs, change_of, stage_of
 from batchscout.orchestrator.stages.horizons import nearest_run
 from batchscout.orchestrator.stages.too_short import in_words
 from batchscout.orchestrator.stages.train import not_run
@@ -155,7 +155,7 @@ def _how_well_compared(config: StudyConfig, study: Study, known: Known | None) -
     if is_open and (short := worth_a_longer_run(config, study)):
         return Badge.TOO_SHORT, in_words(short)
     if known is None:
-        num_runs = len(study.completed_runs)
+        num_runs = len({trial.candidate for trial in candidate_runs(config, study)})
         if num_runs == 1:
             return Badge.UNDETERMINED, "only one run ended, so nothing was compared"
         return Badge.UNDETERMINED, f"the lowest loss of {num_runs} runs, and how much of that is chance is not known"

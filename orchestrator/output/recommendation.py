@@ -17,8 +17,7 @@ from batchscout.orchestrator.output.deciding import to_decide
 from batchscout.orchestrator.output.known import known_of, undecided_between
 from batchscout.orchestrator.output.scope import Scope, scope_of
 from batchscout.orchestrator.output.verdict import micro_batch_tokens, verdict
-from batchscout.orchestrator.stages import change_of, stage_of
-from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages import candidate_runs, change_of, recommended_run
 from batchscout.orchestrator.stages.curves import last_loss
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
@@ -236,7 +235,7 @@ def _adapter() -> TypeAdapter[Recommendation]:
 
 def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
     """Return the recommendation as far as the study has come; None while no full run has won."""
-    winner = _winner(config, study)
+    winner = recommended_run(config, study)
     if winner is None:
         return None
     trial, known = as_recommended(config, study, winner), known_of(config, study, winner)
@@ -299,14 +298,6 @@ def _batch_norm(study: Study, trial: TrialConfig) -> BatchNorm | None:
     if not study.facts.num_batch_norms:
         return None
     return "all ranks" if trial.sync_batch_norm and trial.world_size > 1 else "micro-batch"
-
-
-def _winner(config: StudyConfig, study: Study) -> Trial | None:
-    """Return the full run that was chosen; if several stages have chosen one, that of the highest precedence."""
-    by_precedence = sorted(config.stages, key=lambda keys: stage_of(keys).precedence, reverse=True)
-    training = [keys for keys in by_precedence if stage_of(keys).trains_candidates]
-    chosen = [stage_of(keys).winner(StageContext(keys, config, study)) for keys in training]
-    return next((study.trials[name] for name in chosen if name is not None), None)
 
 
 def _evidence(study: Study, winner: Trial) -> Evidence:
@@ -380,8 +371,7 @@ def _peak_notes(study: Study, winner: Trial) -> list[str]:
 
 def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alternative, ...]:
     """Return the other full runs that finished, the best first."""
-    training = [stage.type for stage in config.stages if stage_of(stage).trains_candidates]
-    others = [trial for trial in study.completed_runs if trial.stage in training and trial.id != winner.id]
+    others = [trial for trial in candidate_runs(config, study) if trial.id != winner.id]
     return tuple(
         Alternative(
             trial=t.id,

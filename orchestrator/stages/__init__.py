@@ -36,3 +36,17 @@ def change_of(config: StudyConfig, study: Study, winner: Trial) -> Change | None
         if keys.type == winner.stage and stage.winner(context) == winner.id:
             return stage.change(context)
     return None
+
+
+def recommended_run(config: StudyConfig, study: Study) -> Trial | None:
+    """Return the full run that was chosen; if several stages have chosen one, that of the highest precedence. None while none has."""
+    by_precedence = sorted(config.stages, key=lambda keys: stage_of(keys).precedence, reverse=True)
+    training = [keys for keys in by_precedence if stage_of(keys).trains_candidates]
+    chosen = [stage_of(keys).winner(StageContext(keys, config, study)) for keys in training]
+    return next((study.trials[name] for name in chosen if name is not None), None)
+
+
+def candidate_runs(config: StudyConfig, study: Study) -> list[Trial]:
+    """Return the completed full runs that it was chosen from: not those by which a stage measures something else."""
+    training = {keys.type for keys in config.stages if stage_of(keys).trains_candidates}
+    return [trial for trial in study.completed_runs if trial.stage in training]

@@ -57,7 +57,7 @@ class Stage(Generic[Keys]):
     changed; None if it has chosen none, and for all other stages."""
     precedence: int = 0
     """If several stages have chosen a full training run, the study recommends that of the stage with the highest
-    precedence. 0 for a stage whose trials are not full training runs."""
+    precedence. 0 for a stage none of whose runs is recommended."""
     num_full_runs: Callable[[StageContext[Keys]], int] = lambda _: 0
     """Returns how many full training runs the stage takes at most, for one seed."""
     proposes_once: bool = False

@@ -21,7 +21,7 @@ Value = str | float | None
 
 @dataclass(frozen=True)
 class Row:
-    """Figures at a point of a run."""
+    """Figures at a point of a run: of a step, or of an evaluation, which alone has `val_loss`."""
 
     figures: Mapping[str, float | None]
     samples: float | None

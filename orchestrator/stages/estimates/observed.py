@@ -108,7 +108,7 @@ def _observation(name: str, seeds: list[Trial], ranking: dict[str, Standing], to
 
 
 def _extrapolated(setting: Setting, seeds: list[Trial], ranking: dict[str, Standing]) -> Observation | None:
-    """Return what a candidate that was cut at a rung would have come to, by its distance to the best of its batch that went on, or to the
+    """Return what a candidate that was cut, at a rung or after one, would have come to, by its distance to the best of its batch that went on, or to the
     best of all where none of its batch did: on the way a larger batch still catches up."""
     of_batch = [
         one for one in ranking.values() if setting_of(one.first).effective_batch_size == setting.effective_batch_size
