@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,8 +29,14 @@ _MERGE = "tag:yaml.org,2002:merge"
 _AnyLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+_FLOAT = "tag:yaml.org,2002:float"
+_WITH_AN_EXPONENT = (_FLOAT, re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+"""Numbers such as 6e-4 and 1.5e4, which YAML 1.1 takes for text."""
+
+
 class _Loader(_AnyLoader):
-    """Refuses a key that stands twice, of which YAML's own loader takes the last without a word."""
+    """Takes 6e-4 for a number where it is not quoted, and refuses a key that stands twice, of which YAML's own loader takes the last without a
+    word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[str, int] = {}
@@ -40,6 +47,19 @@ class _Loader(_AnyLoader):
                     raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
                 lines[key.value] = key.start_mark.line + 1
         return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that the loader would take for a number."""
+
+
+_Loader.add_implicit_resolver(*_WITH_AN_EXPONENT)
+_Dumper.add_implicit_resolver(*_WITH_AN_EXPONENT)
+
+
+def written_yaml(tree: object) -> str:
+    """Return the text that `read_yaml` reads as this tree."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False)
 
 
 def read_yaml(path: Path) -> Yaml:
@@ -161,7 +181,7 @@ def apply_override(tree: dict[str, Yaml], override: str) -> None:
     for name in parents:
         node = _child(node, name, override)
     try:
-        value: Yaml = yaml.safe_load(text)
+        value: Yaml = yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise ValueError(
             f"--set '{override}': what follows the = is not valid YAML; quote it, or close its brackets"
@@ -212,7 +232,7 @@ def parse_stored_study(tree: object, source: str) -> StudyConfig:
     """Return the StudyConfig of a study that has begun, which an earlier version may have taken. Raises ValueError with one line per fault."""
     _check_size(tree, source)
     try:
-        config = StudyConfig.model_validate(_with_numbers(tree))
+        config = StudyConfig.model_validate(tree)
     except ValidationError as error:
         faults = "\n".join(f"  {line}" for line in fault_lines(error.errors()))
         raise ValueError(f"{source} does not describe a study:\n{faults}") from None
@@ -239,17 +259,3 @@ def _num_values(value: object, known: dict[int, int]) -> int:
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         known[id(value)] = 1 + sum(_num_values(part, known) for part in parts)
     return known[id(value)]
-
-
-def _with_numbers(value: object) -> object:
-    """Return the tree with text such as `6e-4` turned into the number: YAML 1.1 takes it for text, as it has no dot."""
-    if isinstance(value, dict):
-        return {key: _with_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_numbers(item) for item in value]
-    if isinstance(value, str) and value[:1] in "-+0123456789." and "e" in value.lower():
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.trainers.before.source import Library, Source, read_source
@@ -15,6 +15,15 @@ from batchscout.trainers.strict import Strict
 LONGEST_BY_DEFAULT: int = StudyConfig.model_fields["sample_budget"].default
 NAMED_BY_IT = ("loss", "data")
 """Keys of a study file that `from` stands for. Of `model` it leaves `blocks` open, and of a script the loss."""
+
+
+def _as_typed(argument: object) -> object:
+    """Return a number as a shell would pass it on."""
+    is_number = isinstance(argument, int | float) and not isinstance(argument, bool)
+    return str(argument) if is_number else argument
+
+
+Argument = Annotated[str, BeforeValidator(_as_typed, json_schema_input_type=str | float)]
 
 
 class From(Strict):
@@ -30,7 +39,7 @@ class From(Strict):
     script: str | None = None
     """A script, as `train.py`, or a module as `python -m` takes it. It runs until its second optimizer step, and is looked at: its model,
     data, loss and recipe are studied. What it changes is undone. A `loss` beside it is used in place of the script's."""
-    args: tuple[str, ...] = ()
+    args: tuple[Argument, ...] = ()
     """The arguments of the script."""
     kwargs: dict[str, Any] = Field(default={})
     """Arguments of the callable."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.load import parse_stored_study, read_yaml
+from batchscout.orchestrator.config.load import parse_stored_study, read_yaml, written_yaml
 from batchscout.orchestrator.config.placeholders import leaves
 from batchscout.orchestrator.config.stages import OnlySays
 from batchscout.orchestrator.study.causes import Cause
@@ -179,7 +178,7 @@ def _write_study(
     if before is not None and journal.study.trials:
         goes_further(_refuse_other(before, config, path.parent), journal)
     with written_whole(path) as file:
-        file.write(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).encode())
+        file.write(written_yaml(config.model_dump(mode="json")).encode())
 
 
 def _refuse_other(before: object, now: StudyConfig, run_dir: Path) -> StudyConfig:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from batchscout.orchestrator.config.keys import Batch, StudyConfig, given_batch
-from batchscout.orchestrator.config.load import load_study, parse_study
+from batchscout.orchestrator.config.load import load_study, parse_study, read_yaml, written_yaml
 from batchscout.orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner, StageKeys
 from batchscout.orchestrator.config.trial import (
     base_trial,
@@ -203,10 +203,11 @@ def test_every_file_in_configs_is_a_study(path: Path) -> None:
 
 
 @for_every(path=CONFIGS)
-def test_a_resolved_study_survives_its_file(path: Path) -> None:
+def test_a_resolved_study_survives_its_file(tmp_path: Path, path: Path) -> None:
     """study.yaml of a run directory: what is written is what is read."""
     resolved = load_study(path, []).model_dump(mode="json")
-    assert yaml.safe_load(yaml.safe_dump(resolved, sort_keys=False)) == resolved
+    (tmp_path / "study.yaml").write_text(written_yaml(resolved))
+    assert read_yaml(tmp_path / "study.yaml") == resolved
 
 
 @pytest.mark.parametrize(("text", "place", "value"), [
@@ -234,9 +235,13 @@ def test_numbers_and_words_are_read_as_they_are_meant(tmp_path: Path, text: str,
 def test_a_number_within_a_targets_own_keys_is_a_number_and_a_name_stays_a_name(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(
-        "model: {target: gpt, kwargs: {eps: 1e-5, name: e5-base, other: 1e}}\ndata: {target: python_stdlib}\n"
+        "model: {target: gpt, kwargs: {eps: 1e-5, name: e5-base, other: 1e, text: '1e-3'}}\ndata: {target: python_stdlib}\n"
     )
-    assert load_study(path, []).model.kwargs == {"eps": 1e-5, "name": "e5-base", "other": "1e"}
+    expected = {"eps": 1e-5, "name": "e5-base", "other": "1e", "text": "1e-3"}
+    study = load_study(path, [])
+    assert study.model.kwargs == expected
+    path.write_text(written_yaml(study.model_dump(mode="json")))
+    assert load_study(path, []).model.kwargs == expected, "text stays text in the study.yaml of a run directory"
 
 
 def test_relative_paths_become_absolute_and_hub_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import yaml
 from batchscout.orchestrator.config import sources
 from batchscout.orchestrator.config.keys import Batch
 from batchscout.orchestrator.config.load import load_study
-from batchscout.orchestrator.config.sources import with_source
+from batchscout.orchestrator.config.sources import From, with_source
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.trainers.before.source import Source
 from batchscout.trainers.sources.settings import GROUPS, Settings
@@ -200,3 +200,8 @@ def exits() -> None:
 
 
 def takes(width: int) -> None: ...
+
+
+def test_the_arguments_of_a_script_are_text_whether_or_not_they_are_quoted() -> None:
+    given = yaml.safe_load("{script: train.py, args: [--lr, '1e-3', --epochs, 3, --decay, 0.1]}")
+    assert From.model_validate(given).args == ("--lr", "1e-3", "--epochs", "3", "--decay", "0.1")
