@@ -218,7 +218,7 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, options
             return _stopped(130, STOPPED, config, run_dir, journal)
         ending = _finish(config, run_dir, journal)
         for tracker in trackers:
-            tracker.tell_study(found_by(journal.study, run_dir, ending.text))
+            tracker.tell_study(found_by(journal.study, run_dir, ending.text(str(run_dir))))
         return ending
 
 

@@ -71,7 +71,13 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
             f"your own effective batch {own} was not run; figures are against {baseline.config.effective_batch_size}, the nearest that was"
         )
     warnings += filter(
-        None, [lane_deaths_text(study), _hardly_trains(config, study), not_carried(config, study, nearest)]
+        None,
+        [
+            lane_deaths_text(study),
+            _hardly_trains(config, study),
+            not_carried(config, study, nearest),
+            _overfits(study, nearest),
+        ],
     )
     frontier, throughput = found(study, FrontierFindings), found(study, ThroughputFindings)
     is_busy = {"frontier": bool(frontier and frontier.disturbed), "throughput": bool(throughput and throughput.busy)}
@@ -88,6 +94,14 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
             "planned; the probability corrects for that"
         )
     return [*filter(None, warnings)]
+
+
+def _overfits(study: Study, nearest: Trial) -> str:
+    """Return where the recommended run began to overfit; empty where it did not, and where the verdict says so."""
+    findings, overfitting = trained(study), overfitting_of(nearest)
+    if overfitting is None or (findings and findings.overfitting):
+        return ""
+    return f"it overfits: {overfitting}; a shorter run or more regularization may end lower"
 
 
 def _own_schedule_unknown(config: StudyConfig, study: Study) -> str:
@@ -119,9 +133,6 @@ def _of_the_run(config: StudyConfig, study: Study, nearest: Trial, trial: TrialC
     warnings += [str(straggler) for straggler in stragglers(study.trials.values()).values()]
     if waits := input_bound([nearest]):
         warnings.append(f"the recommended run is {waits}")
-    findings, overfitting = trained(study), overfitting_of(nearest)
-    if overfitting and not (findings and findings.overfitting):  # the verdict says so
-        warnings.append(f"it overfits: {overfitting}; a shorter run or more regularization may end lower")
     num_samples, budget = study.facts.num_train_samples, trial.sample_budget
     if config.real_run and carried_to(study, nearest) and num_samples and budget > FEW_PASSES * num_samples:
         most = max(one.config.sample_budget for one in study.trials.values() if one.is_full_run)

@@ -83,7 +83,7 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     ran = len({trial.candidate for trial in study.of_stage("train")})
     if train and ran < train.most_runs(study.most_lanes):
         return ToDecide(
-            "no further run of this length is worth its time: more seeds, or a longer run (sample_budget), would tell more"
+            "more seeds, or a longer run (sample_budget): no further run of this length is worth its time"
         )
     runs = runs_to_decide(known.regret_time, config.useful_gain, num_runs)
     keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")

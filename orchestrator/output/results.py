@@ -29,10 +29,9 @@ class Ending:
     trainer: str | None = None
     """What the recommendation is most likely to be pasted into, as `export` names it; None where there is none."""
 
-    @property
-    def text(self) -> str:
-        """All of it, where nobody can ask for a part."""
-        return "\n".join(filter(None, [self.answer.text() if self.answer else "", self.message]))
+    def text(self, run_dir: str) -> str:
+        """Return all of it, where nobody can ask for a part. run_dir: as the user would type it."""
+        return "\n".join(filter(None, [self.answer.text(run_dir) if self.answer else "", self.message]))
 
 
 def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:

@@ -47,7 +47,7 @@ def test_after_failures_the_study_goes_on_and_its_exit_code_is_1(failures: Ran) 
     assert with_size(failures, WELL).state is TrialState.COMPLETE
     assert failures.study.conclusions["grid"].ok
     assert failures.ending.exit_code == 1, "failures that are no results"
-    assert failures.ending.text.startswith("Train with  micro-batch ")
+    assert failures.ending.text("run").startswith("Train with  micro-batch ")
     assert "4 trials failed, the first of them " in failures.ending.message
 
 

@@ -33,7 +33,7 @@ def test_a_recommendation_is_success_and_leaves_both_files(tmp_path: Path) -> No
     config, study = training_study(with_winner=True)
     ending = finish(config, tmp_path, study)
     assert ending.exit_code == 0
-    assert ending.text.startswith("Train with  micro-batch 1,")
+    assert ending.text("run").startswith("Train with  micro-batch 1,")
     assert {path.name for path in tmp_path.iterdir()} == {"recommendation.json", "report.html"}
 
 

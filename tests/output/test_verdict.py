@@ -227,7 +227,7 @@ def test_what_cannot_be_decided_names_the_batches_and_what_would_decide() -> Non
     stopped = recommended(*batches, found={"regret_time": 0.045}, stages=[{"type": "train"}])
     assert stopped.would_decide is not None
     assert stopped.would_decide.startswith(
-        "no further run of this length is worth its time: more seeds, or a longer run (sample_budget)"
+        "more seeds, or a longer run (sample_budget): no further run of this length is worth its time"
     )
     far = recommended(*batches, found={"regret_time": 0.5})
     assert far.would_decide == "more than 30 further runs (raise stages.train.max_runs), or more seeds"

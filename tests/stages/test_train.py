@@ -245,6 +245,29 @@ def test_where_both_are_alike_your_own_setting_stays(tmp_path: Path) -> None:
     assert recommendation.decided is False
 
 
+@pytest.mark.parametrize(("lower_by", "is_sure"), [(0.05, False), (1.0, True)])
+def test_nothing_is_chosen_that_ended_worse_than_your_own_setting(
+    tmp_path: Path, lower_by: float, is_sure: bool
+) -> None:
+    """Whatever all runs together make of it."""
+    _, usual = played(tmp_path / "usual", IDEAL)
+    lowest = min(trial.measured("val_loss") for trial in full_runs(usual) if trial.state is TrialState.COMPLETE)
+    assert chosen(usual) >= 64
+
+    def own_is_lower(config: TrialConfig, samples: int) -> dict[str, Any]:
+        point = IDEAL(config, samples)
+        is_own = config.effective_batch_size == 8 and config.learning_rate == pytest.approx(1e-3)
+        return point | ({"val_loss": lowest - lower_by} if is_own else {})
+
+    config, known = played(tmp_path / "lower", IDEAL, own_is_lower)
+    recommendation = recommendation_of(config, known)
+    assert (chosen(known), recommendation.learning_rate) == (8, pytest.approx(1e-3))
+    assert recommendation.time is None
+    assert recommendation.p_best is not None
+    assert (recommendation.p_best > 0.9) is is_sure
+    assert (recommendation.answer.badge == "keep yours") is is_sure
+
+
 def overfitting(config: TrialConfig, samples: int) -> dict[str, Any]:
     """Where batch 4 is right; every run learns its samples by heart from three eighths of it on."""
     share, point = samples / config.sample_budget, SMALL_IS_RIGHT(config, samples)

@@ -120,7 +120,8 @@ def _extrapolated(setting: Setting, seeds: list[Trial], ranking: dict[str, Stand
         if ours is not None and ahead is not None:
             behind, config = ours - ahead[1], seeds[0].config
             kept = (config.rungs[level] / config.sample_budget) ** KEPT
-            loss, deviation = ahead[0].score + kept * behind, UNSURE * (1 - kept) * abs(behind)
+            loss = min(ahead[0].score + kept * behind, ours)  # the one ahead may have ended higher than it was there
+            deviation = UNSURE * (1 - kept) * abs(behind)
             return Observation(setting.effective_batch_size, setting.learning_rate, loss, len(seeds), deviation)
     return None
 

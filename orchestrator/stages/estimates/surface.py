@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
 
@@ -192,6 +192,9 @@ class Surface:
     """[place]: log2 of a batch from the middle of the candidates, rising: the candidates, and those beyond them one factor of 2 apart."""
     of_speed: dict[int, Array] = field(default_factory=dict)
     """For each batch, how much higher its loss is at equal cost than what its runs ended at: [draw], in units of the loss."""
+    lower: Mapping[Setting, Array] = field(default_factory=dict)
+    """Of runs that ended lower than the draws have them, by more than chance: what they came to, in units of the loss: [draw]. A run may end
+    high by accident, and hardly ever so far below what its setting comes to: the surface does not hold there."""
 
     def loss(self, batch: int, u: float) -> Array:
         """Return what the batch ends at with a rate u factors of 2 above the rule's, should it train: [draw]."""
@@ -204,7 +207,10 @@ class Surface:
     def at(self, setting: Setting) -> Array:
         """Return what a setting would end at, had its budget been made of its batch's true speed: [draw]."""
         batch = setting.effective_batch_size
-        return self.loss(batch, self.coordinates.u_of(setting)) + self.of_speed.get(batch, 0.0)
+        loss = self.lower.get(setting)
+        return (self.loss(batch, self.coordinates.u_of(setting)) if loss is None else loss) + self.of_speed.get(
+            batch, 0.0
+        )
 
     def best_u(self, batch: int) -> Array:
         """Return where the batch's best rate lies, in factors of 2 above the rule's: [draw]."""
@@ -220,7 +226,11 @@ class Surface:
 
     @cached_property
     def _lowest_of_all(self) -> list[tuple[Array, Array]]:
-        return [self._lowest_point(number) for number in range(len(self.coordinates.batches))]
+        points = dict(enumerate(map(self._lowest_point, range(len(self.coordinates.batches)))))
+        for setting, loss in self.lower.items():
+            u, lowest = points[number := self._number(setting.effective_batch_size)]
+            points[number] = np.where(loss < lowest, self.coordinates.u_of(setting), u), np.minimum(loss, lowest)
+        return list(points.values())
 
     def _lowest_point(self, number: int) -> tuple[Array, Array]:
         losses = self.of_rate[:, number, :] + self.curvature[:, None] * self.u**2
@@ -321,7 +331,7 @@ def fit(
         batch: speed.loss_higher_by + speed.deviation * random.standard_normal(NUM_DRAWS)
         for batch, speed in sorted((speeds or {}).items())
     }
-    return Surface(
+    surface = Surface(
         coordinates,
         late_gain,
         u=drawn.u,
@@ -335,6 +345,24 @@ def fit(
         around_x=places if room else None,
         of_speed=of_speed,
     )
+    return replace(surface, lower=_lower(surface, finite, random))
+
+
+BY_CHANCE = 5.0
+"""A run that ends by more deviations of its noise below the surface is no accident: what the noise is is not well known, either."""
+
+
+def _lower(surface: Surface, finite: Sequence[Observation], random: np.random.Generator) -> dict[Setting, Array]:
+    """Return what the runs came to that ended lower than the surface has them, by more than chance; those that were cut say nothing of it."""
+    found = dict[Setting, Array]()
+    for one in finite:
+        batch = one.effective_batch_size
+        deviation = surface.noise_at(batch) / math.sqrt(one.num_seeds)
+        drawn = float(np.median(surface.loss(batch, surface.coordinates.u(batch, one.learning_rate))))
+        assert one.loss is not None, "it is finite"
+        if not one.extra_deviation and one.loss + BY_CHANCE * deviation < drawn:
+            found[Setting(batch, one.learning_rate)] = one.loss + deviation * random.standard_normal(NUM_DRAWS)
+    return found
 
 
 def _places(coordinates: Coordinates, room: Room) -> Array:

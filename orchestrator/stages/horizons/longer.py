@@ -123,7 +123,7 @@ def carried(surface: Surface, runs: Sequence[Ended], seed: int = 0) -> Carried:
     """Return the surface with laws that agree with what runs of other lengths ended at."""
     random = np.random.default_rng(seed)
     number = NUM_DRAWS * LAWS_A_DRAW
-    any_law = _any_law(surface, random, number)
+    any_law = _any_law(replace(surface, lower={}), random, number)  # what single runs came to holds at their own length
     log_chance = np.zeros(number)
     for run in runs:
         x = surface.coordinates.x(run.setting.effective_batch_size)

@@ -95,13 +95,15 @@ def so_far(context: StageContext[Train]) -> str:
 
 def choice_of(context: StageContext[Train], surface: Surface) -> Choice:
     """Return the run to choose by now: the one that wastes least on average, but the user's own setting where that one is not
-    better by a useful gain with enough probability, and where the ends of runs say little, as it overfits."""
+    better by a useful gain with enough probability, and where the ends of runs say little, as it overfits. Nothing is chosen that ended worse
+    than that one."""
     ranking = standings(full_runs(context.study), context.config.target_loss)
     known = [one for one in ranking if math.isfinite(one.score)]  # one that never nears a target says nothing
     complete = [one for one in known if setting_of(one.first).effective_batch_size in surface.coordinates.rule]
     own = next((one for one in complete if _is_own(context, one)), None)
     reached = [one for one in complete if one.reached] or complete
-    run = min(reached, key=lambda one: surface.regret(setting_of(one.first)))
+    not_worse = [one for one in reached if own is None or one.score <= own.score] or reached
+    run = min(not_worse, key=lambda one: surface.regret(setting_of(one.first)))
     overfitting = long_overfitting_of(own) if own and context.config.target_loss is None else None
     if own is not None and own is not run and (own.reached or not run.reached):
         p = p_better(context, surface, setting_of(run.first), setting_of(own.first))
