@@ -82,9 +82,7 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
         return ToDecide("further runs, for which budget.device_hours left no time", "raise it", more)
     ran = len({trial.candidate for trial in study.of_stage("train")})
     if train and ran < train.most_runs(study.most_lanes):
-        return ToDecide(
-            "more seeds, or a longer run (sample_budget): no further run of this length is worth its time"
-        )
+        return ToDecide("more seeds, or a longer run (sample_budget): no further run of this length is worth its time")
     runs = runs_to_decide(known.regret_time, config.useful_gain, num_runs)
     keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")
     if runs is None:

@@ -641,7 +641,7 @@ def test_what_was_compared_with_nothing_is_not_called_decided() -> None:
 def test_all_that_limits_an_answer_is_told_what_matters_most_first_and_what_was_measured_last() -> None:
     found = of_a_curve(((256, 3.0, 2.9), (1024, 3.4, 2.0)), waited={"data_wait": 0.34})
     assert [caveat.split(" ", 2)[:2] for caveat in found.answer.caveats] == [
-        ["the", "recommended"], ["it", "overfits:"], ["measured", "with"],
+        ["it", "overfits:"], ["the", "recommended"], ["measured", "with"],
     ]  # fmt: skip
     assert five_lines(found)["Caveat"].endswith(" (and 2 more in the report)")
 
