@@ -11,8 +11,10 @@ import contextlib
 import copy
 import functools
 import gc
+import inspect
 import math
 import random
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.criteria import IGNORED_TARGET
@@ -185,6 +187,8 @@ class Step:
     """From where backward was called since the step before."""
     gradient_changed: bool
     """By something else than backward, a scaler and the clipping of its norm."""
+    weights_changed: bool
+    """Since the step before, by something else than that one."""
 
 
 @dataclass
@@ -228,6 +232,8 @@ class Seen:
     """Then, too: of products of float32 on a GPU."""
     called_with: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
     """Copies of the arguments of the first call of a module that is trained."""
+    set_anew: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Numbers and words of modules that the script has changed from one call of them to the next: what they were, and have become."""
     same_in_each_step: bool = False
     """True if a module is called with the same numbers in the second step, too."""
     compiled: bool = False
@@ -264,8 +270,8 @@ def observed(folder: Path) -> Iterator[Seen]:
     with contextlib.ExitStack() as stack:
         for owner, name, around in observer.wrapped():
             stack.enter_context(_replaced(owner, name, around))
-        hook = register_optimizer_step_pre_hook(observer.before_step)
-        stack.callback(hook.remove)
+        stack.callback(register_optimizer_step_pre_hook(observer.before_step).remove)
+        stack.callback(register_optimizer_step_post_hook(observer.after_step).remove)
         replaced = stack.enter_context(contextlib.ExitStack())
         stack.enter_context(on_import(_TRAIN_THEMSELVES, lambda module: observer.stop_at(module, replaced)))
         with contextlib.suppress(Enough):
@@ -289,6 +295,10 @@ class _Observer:
         self._num_backwards = 0
         self._backed_from = set[tuple[str, tuple[int, int]]]()
         self._norm: float | None = None
+        self._settings: dict[int, dict[str, Any]] = {}
+        """The numbers and words that a module had after its last call, by its id."""
+        self._weights: dict[nn.Parameter, tuple[str, str]] = {}
+        """As the last step left them."""
         self._scaled_by = 1.0
         self._in_step: RandomState | None = None
         self._fetched: deque[Fetched] = deque(maxlen=BATCHES_KEPT)
@@ -373,15 +383,28 @@ class _Observer:
     def _called(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             self._end_where_all_is_seen()
-            if self._depth == 0 and torch.is_grad_enabled() and module.training:
+            is_outermost = self._depth == 0 and torch.is_grad_enabled() and module.training
+            if is_outermost:
                 self._before_forward(module, args, kwargs)
+                self._note_what_was_set(module)
             self._depth += 1
             try:
                 return call(module, *args, **kwargs)
             finally:
                 self._depth -= 1
+                if is_outermost:
+                    self._settings |= {id(part): _settings_of(part) for part in module.modules()}
 
         return called
+
+    def _note_what_was_set(self, module: nn.Module) -> None:
+        for part in module.modules():
+            now, kind = _settings_of(part), type(part)
+            before = self._settings.get(id(part), now)
+            changed = {name: (before.get(name), value) for name, value in now.items() if before.get(name) != value}
+            self.seen.set_anew |= {
+                f"{kind.__name__}.{name}": values for name, values in changed.items() if _is_read(kind, name)
+            }
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self._in_step is None:
@@ -481,10 +504,14 @@ class _Observer:
         if self._norm is not None and self._scaled_by == 1:
             changed = not math.isclose(self._gradient_norm(), self._norm, rel_tol=1e-5, abs_tol=1e-12)
         places = frozenset(self._backed_from)
-        self.seen.steps.append(Step(optimizer, _rates(optimizer), self._num_backwards, places, changed))
+        by_hand = any(_sums(p) != sums for p, sums in self._weights.items())
+        self.seen.steps.append(Step(optimizer, _rates(optimizer), self._num_backwards, places, changed, by_hand))
         self._num_backwards, self._norm, self._in_step = 0, None, None
         self._backed_from.clear()
         self._end_where_all_is_seen()
+
+    def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._weights |= {p: _sums(p) for group in optimizer.param_groups for p in group["params"]}
 
     def _is_of_the_same_step(self, optimizer: Optimizer) -> bool:
         """True of another optimizer of the same class, which takes the same gradient to other weights."""
@@ -501,6 +528,28 @@ class _Observer:
         gradients = [p.grad for some in self.seen.parameters.values() for p in some if p.grad is not None]
         dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
         return math.hypot(*(float(torch.linalg.vector_norm(one.float())) for one in dense))
+
+
+def _settings_of(module: nn.Module) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, int | float | str) and not name.startswith("_") and name != "training"
+    }
+
+
+def _is_read(kind: type[nn.Module], attribute: str) -> bool:
+    """True if code of the class reads the attribute, and does not only set it; and where its code is not there."""
+    try:
+        return re.search(rf"self\.{attribute}\b(?!\s*[-+*/]?=[^=])", inspect.getsource(kind)) is not None
+    except (OSError, TypeError):
+        return True
+
+
+def _sums(parameter: nn.Parameter) -> tuple[str, str]:
+    """Return what tells whether a weight is as it was; as text, in which one that is no number equals itself."""
+    of_all = parameter.detach()
+    return str(of_all.sum().item()), str(of_all.abs().sum().item())
 
 
 def _noted(note: Callable[..., None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -52,6 +52,16 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
         )
     if changes_gradient:
         return "it changes the gradient itself between backward and the optimizer's step, and a study would train without that"
+    if any(step.weights_changed for step in seen.steps):
+        return (
+            "it changes the weights itself between two steps of the optimizer (a decay or a bound by hand, weights that are averaged or copied), and a "
+            "study would train without that; let the optimizer's weight_decay or the model do it (torch.nn.utils.parametrize)"
+        )
+    for name, (before, now) in seen.set_anew.items():
+        return (
+            f"it sets {name} from one step to the next ({before} to {now}), and a study would keep it as it was in the first; leave it as it is at the end of "
+            "the run, or let the model compute it from the batch"
+        )
     if seen.clipped_otherwise:
         return (
             "it clips another norm than the 2-norm of the whole gradient (clip_grad_norm_ with a norm_type, or of some parameters), and a "

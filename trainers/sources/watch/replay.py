@@ -49,8 +49,9 @@ SAME_AGAIN = 1e-2
 """So far, as a share, the loss of a batch that comes twice may differ: what spectral_norm keeps is another then."""
 LOSS_MODULE = "batchscout_loss_of_a_script"
 _LATER = "__as_it_was__"
-_COUNTS = (1, 2, 3, 999_999)
-"""Numbers of a batch at which its loss is tried: after the first, far behind any warm-up, and the last of every 2, 4, 5, 8, 10, ... 1000."""
+_COUNTS = (1, 2, 3, 2_015_999, 2_016_000)
+"""Numbers of a batch at which its loss is tried: after the first, far behind any warm-up, and the last and the first of every 2 to 10, 12, 14, 15, 16, ...
+256, 500, 1000."""
 
 
 @dataclass(frozen=True)

@@ -1034,6 +1034,43 @@ REFUSED = {
             for p in net.parameters(): p.grad.mul_(0.5)
             optimizer.step()
     """,
+    "changes the weights itself": """
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in train_loader:
+            optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+            for p in net.parameters(): p.data.clamp_(-0.1, 0.1)
+    """,
+    "a bound by hand, weights that are averaged": """
+        optimizer = torch.optim.Adam(net.parameters())
+        slow = [p.detach().clone() for p in net.parameters()]
+        for x, y in train_loader:
+            optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+            with torch.no_grad():
+                for a, p in zip(slow, net.parameters()): p.copy_(a.lerp_(p, 0.5))
+    """,
+    "it sets Tempered.tau from one step to the next": """
+        class Tempered(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net, self.tau, self.calls = net, 1.0, 0
+            def forward(self, x):
+                self.calls += 1
+                return self.net(x) / self.tau
+        model = Tempered()
+        optimizer = torch.optim.Adam(model.parameters())
+        for number, (x, y) in enumerate(train_loader):
+            model.number = number  # which nothing reads
+            optimizer.zero_grad(); F.cross_entropy(model(x), y).backward(); optimizer.step()
+            model.tau = max(0.3, model.tau * 0.97)
+    """,
+    "its loss reads step, which is another": """
+        optimizer = torch.optim.Adam(net.parameters())
+        for step, (x, y) in enumerate(train_loader, start=1):
+            loss = F.cross_entropy(net(x), y)
+            if step % 16 == 0:
+                loss = loss + sum(p.square().sum() for p in net.parameters())
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+    """,
     "clips another norm": """
         optimizer = torch.optim.Adam(net.parameters())
         for x, y in train_loader:
