@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -56,7 +57,12 @@ def described_member(name: str, value: Any) -> str:
 def signature(name: str, function: Any) -> str:
     """Return a block with a function as it is called, an argument a line where there are many."""
     found = inspect.signature(function)
-    arguments = [str(one) for one in found.parameters.values() if one.name not in ("self", "cls")]
+    # An annotation is text where a module leaves annotations unread, and would stand in quotes.
+    arguments = [
+        re.sub(r": '([^']*)'", r": \1", str(one))
+        for one in found.parameters.values()
+        if one.name not in ("self", "cls")
+    ]
     keywords = [one for one in found.parameters.values() if one.kind is one.KEYWORD_ONLY]
     arguments = ["*", *arguments] if keywords and len(keywords) >= len(arguments) - 1 else arguments
     inner = ", ".join(arguments)

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from batchscout.orchestrator.cli import _parser
+from docs.site.keys import prose
 
 INTRODUCTION = """\
 # Every command
@@ -43,9 +44,9 @@ def verb_text(name: str, parser: argparse.ArgumentParser) -> str:
     rows = "".join(
         f"| {_typed(action)} | {_help(action)} |\n"
         for action in parser._actions
-        if not isinstance(action, argparse._HelpAction)
+        if action.help != argparse.SUPPRESS and not isinstance(action, argparse._HelpAction)
     )
-    return f"\n## `{name}`\n\n{parser.description}\n\n| | |\n|---|---|\n{rows}"
+    return f"\n## `{name}`\n\n{prose(parser.description or '')}\n\n| argument | meaning |\n|---|---|\n{rows}"
 
 
 def _typed(action: argparse.Action) -> str:
@@ -56,17 +57,22 @@ def _typed(action: argparse.Action) -> str:
 
 
 def _value(action: argparse.Action) -> str:
-    if action.choices is not None:
+    if action.choices is not None and not _has_many_choices(action):
         return "{" + ",".join(map(str, action.choices)) + "}"
     return str(action.metavar or action.dest.upper())
 
 
+def _has_many_choices(action: argparse.Action) -> bool:
+    """True of one whose choices are too wide for the first column."""
+    return action.choices is not None and len(list(action.choices)) > 4
+
+
 def _help(action: argparse.Action) -> str:
-    told = (action.help or "").replace("|", "\\|")
-    default = (
-        f" (default {action.default})"
-        if action.default not in (None, False, argparse.SUPPRESS) and action.default != []
-        else ""
-    )
+    """Return what an argument means. Its default stands there once, whether its help names it or not."""
+    told = prose(action.help or "").replace("|", "\\|")
+    choices = ", ".join(f"`{one}`" for one in action.choices or ()) if _has_many_choices(action) else ""
+    silent = (None, False, argparse.SUPPRESS)
+    named = "default" in told or action.default in silent or action.default == []
+    default = "" if named else f" (default {action.default})"
     needed = " (must be given)" if action.required and action.option_strings else ""
-    return (told + default + needed).strip()
+    return (told + default + needed + (f"; one of {choices}" if choices else "")).strip()

@@ -116,6 +116,16 @@ def test_every_verb_and_every_public_name_is_on_its_page() -> None:
         assert f"\n## `batchscout.{name}`\n" in facade.page()
 
 
+def test_what_is_shown_of_a_command_and_of_a_function_is_readable() -> None:
+    page = verbs.page()
+    assert "default runs/&lt;name>" in page, "a browser would take <name> for a tag"
+    assert "==SUPPRESS==" not in page
+    defaults = [line.count("default") for line in page.splitlines() if line.startswith("| ")]
+    assert max(defaults) == 1, "a default that the help names is not added to it again"
+    assert "model: Any = None," in facade.page()
+    assert "'Any'" not in facade.page()
+
+
 def test_links_lead_to_where_things_are_on_the_site() -> None:
     places = {
         "docs/own/loop.md": "own/loop.md",
