@@ -15,6 +15,14 @@ from batchscout.orchestrator.output.results import write_results
 from docs.site.pages import GENERATED, RECORDED, ROOT, joined, outside_of_code, text_of, written_pages
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+_REPORT = "recorded/quickstart/report.html"
+ON_THE_SITE_ALONE = {
+    "docs/index.md": ("[a report](report.md)", f"[this report]({_REPORT})"),
+    "docs/quickstart.md": ("the report of this very run", f"[the report of this very run]({_REPORT})"),
+    "docs/report.md": ("that of the recorded quickstart", f"[that of the recorded quickstart]({_REPORT})"),
+    "docs/errors.md": ("every key has its own text", "[every key](reference/keys.md) has its own text"),
+}
+"""What stands in the repository, where these files are not, and with its link on the site."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "sh", ".css": "css", ".toml": "toml"}
 
 
@@ -29,18 +37,23 @@ def gather(into: Path) -> None:
     shutil.copytree(ROOT / RECORDED, pages / "recorded" / "quickstart")
     render_report(pages / "recorded" / "quickstart")
     written = written_pages()
-    # The report that the first page shows is made for the site alone: in the repository its link leads to the page about reports.
-    shown = {"docs/index.md": ("[a report](report.md)", "[this report](recorded/quickstart/report.html)")}
     sources = sorted({place for page in written for place in linked(page) if is_source(place)})
     places = written | {source: f"source/{source}.md" for source in sources}
     for page, place in written.items():
-        write(pages / place, relinked(text_of(page), page, places).replace(*shown.get(page, ("", ""))))
+        write(pages / place, with_links_of_the_site(page, relinked(text_of(page), page, places)))
     for source in sources:
         write(pages / places[source], source_page(source))
     for place, made in GENERATED.items():
         write(pages / place, made())
     for picture in {place for page in written for place in linked(page) if place.endswith(".png")}:
         shutil.copy(ROOT / picture, pages / posixpath.relpath(picture, "docs"))
+
+
+def with_links_of_the_site(page: str, text: str) -> str:
+    """Return a page with a link to what is made for the site alone, where it has one."""
+    plain, link = ON_THE_SITE_ALONE.get(page, ("", ""))
+    assert plain in text, f"{page} has no '{plain}'; mend ON_THE_SITE_ALONE"
+    return text.replace(plain, link, 1)
 
 
 def render_report(run_dir: Path) -> None:
@@ -68,8 +81,7 @@ def is_source(place: str) -> bool:
 
 
 def relinked(text: str, page: str, places: dict[str, str]) -> str:
-    """Return a page whose links lead to where things are on the site. A picture, or what is made for the site alone, stays where it is
-    below docs/."""
+    """Return a page whose links lead to where things are on the site. A picture stays where it is below docs/."""
     here = posixpath.dirname(places[page])
 
     def there(found: re.Match[str]) -> str:
