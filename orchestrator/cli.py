@@ -154,7 +154,7 @@ def _add_verbs_of_a_study_file(verbs: Any) -> None:
             "--dir",
             type=_place,
             metavar="RUN_DIR",
-            help="where the study lives, a folder or s3://bucket/name; default runs/<name>",
+            help="the run directory, a folder or s3://bucket/name; default runs/<name>",
         )
         if verb is run:
             _add_options_of_run(command)
@@ -173,12 +173,12 @@ def _add_options_of_run(command: argparse.ArgumentParser) -> None:
         type=_count,
         default=1,
         metavar="N",
-        help="wait until the cluster has this many nodes: they are counted once",
+        help="wait until the cluster has this many nodes, the head among them; nodes that join later are used only with an autoscaler",
     )
     command.add_argument(
         "--fresh",
         action="store_true",
-        help="measure the frontier even if another study did so on this machine; what this study has taken over before stays",
+        help="ignore frontier measurements of earlier studies on this machine; those that this study has already taken over stay",
     )
     _add_what_becomes_of_earlier_trials(command)
     command.add_argument(
@@ -243,7 +243,7 @@ def _add_options_of_kuberay(command: argparse.ArgumentParser) -> None:
 
 def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--dir", type=_place, metavar="RUN_DIR", help="where the study lives, on storage that all nodes see"
+        "--dir", type=_place, metavar="RUN_DIR", help="the run directory, on storage that all nodes see"
     )
     command.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes of the job")
     command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each node")

@@ -199,7 +199,7 @@ def obstacles(found: Environment) -> Iterator[Obstacle]:
     if found.variables.get("RAY_USE_TLS", "").lower() in ("1", "true") and found.missing_tls_files:  # as Ray reads it
         yield Obstacle(
             f"RAY_USE_TLS is {found.variables['RAY_USE_TLS']}, and {listed(found.missing_tls_files)} {'names' if len(found.missing_tls_files) == 1 else 'name'} no file: "
-            "Ray's processes would wait for each other in vain",
+            "Ray's processes would hang",
             "unset RAY_USE_TLS, or name certificate, key and authority",
         )
     if not found.has_home:

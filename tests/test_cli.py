@@ -184,7 +184,7 @@ def test_status_says_why_each_was_pruned(run_dir: Path, typed: Typed, monkeypatc
     monkeypatch.setenv("COLUMNS", "250")
     _, out, _ = typed("status", str(run_dir))
     assert run_at(max(FIELD, key=lambda rate: FIELD[rate])) in out
-    assert "the best 3 go on" in out
+    assert "the best 3 continue" in out
 
 
 @pytest.mark.parametrize("columns", [60, 110, 250])

@@ -67,7 +67,7 @@ METRICS = {  # a name stays: journals and checkpoints have it
     "peak_memory_bytes": Metric(
         "Of the first rank: on a GPU what the allocator had reserved, on a CPU the resident set above the idle process, without pages of files.", "peak memory", "MiB", MIB, "{:,.0f}"
     ),
-    "peak_allocated_bytes": Metric("Of that, what tensors held, on a GPU.", "of it tensors", "MiB", MIB, "{:,.0f}"),
+    "peak_allocated_bytes": Metric("Of that, what tensors held, on a GPU.", "allocated by tensors", "MiB", MIB, "{:,.0f}"),
     "predicted_memory_bytes": Metric("The peak of eager code that fake tensors had predicted.", "predicted", "MiB", MIB, "{:,.0f}"),
     "device_memory_bytes": Metric("What of the GPU a rank can have."),
     "allocator_retries": Metric("How often a GPU's allocator emptied its cache and asked again, in the timed steps."),
@@ -88,7 +88,7 @@ METRICS = {  # a name stays: journals and checkpoints have it
     "adam_snr": Metric("sum m^2 / sum v of Adam's moments, bias-corrected: 1 for a gradient that is always the same."),
     "successive_cosine": Metric("The mean cosine of each micro-batch's gradient with the sum of those before it in its step: near 0 for noise."),
     "coherence": Metric(f"The mean inner product of two micro-batches' gradients over their mean square, {_OF_THE_RUN}.", format="{:.3f}"),
-    "coherence_floor": Metric("What that of pure noise stays below, without its sign, in 95 % of all cases.", "its floor", format="{:.3f}"),
+    "coherence_floor": Metric("The 95 % bound of the coherence of pure noise, without its sign.", "its floor", format="{:.3f}"),
     "noise_scale": Metric(
         f"tr(S) / |G|^2 in samples (McCandlish et al. 2018, arXiv 1812.06162), {_OF_THE_RUN}.", "noise scale", "samples", format="{:,.1f}"
     ),
@@ -97,14 +97,14 @@ METRICS = {  # a name stays: journals and checkpoints have it
     "gradient_snr": Metric("Of the whole step's gradient: the effective batch over the noise scale."),
     "inverse_noise_scale": Metric("|G|^2 / tr(S): the scale on which runs are averaged."),
     "inverse_noise_scale_error": Metric("Its standard error."),
-    "inverse_noise_scale_steps": Metric("The steps that it comes from."),
+    "inverse_noise_scale_steps": Metric("The number of steps that it comes from."),
     "snapshot_samples_seen": Metric("Samples seen when the last snapshot of the gradient noise was taken."),
     "snapshot_micro_batches": Metric("How many gradients it was taken from."),
     "snapshot_noise_scale": Metric(f"The noise scale {_AT_REST}."),
     "snapshot_noise_scale_low": Metric("The lower end of its 95 % interval."),
     "snapshot_noise_scale_high": Metric("The upper end."),
     "snapshot_coherence": Metric(f"The coherence {_AT_REST}."),
-    "snapshot_coherence_floor": Metric("What that of pure noise stays below in 95 % of all cases."),
+    "snapshot_coherence_floor": Metric("The 95 % bound of that of pure noise."),
     "goodput": Metric("Samples a second times what each is worth, relative to the best batch.", "goodput, relative", format="{:.2f}"),
     "rho": Metric("The distance from the reference run's weights, over how far that one went.", format="{:.1e}"),
     "parts_loss_ratio": Metric("The losses of samples one by one, added up, over that of all in one batch: 1 for a sum."),

@@ -67,7 +67,7 @@ def _judge_spike(losses: Sequence[float], deviations: float | None, steps: int) 
         return None
     return stop(
         Cause.DIVERGED,
-        f"{steps} losses in a row above {loss_text(threshold)}, their median before was {loss_text(median)}",
+        f"loss above {loss_text(threshold)} in {counted(steps, 'step')}{' in a row' if steps > 1 else ''} (median before: {loss_text(median)})",
     )
 
 

@@ -72,7 +72,7 @@ def judge_rung(
         tie=tie,
     )
     return {
-        entrant.name: _verdict(entrant, place, f"place {place} of {len(ranked)} at {where}", lines)
+        entrant.name: _verdict(entrant, place, f"ranked {place} of {len(ranked)} after {where}", lines)
         for place, entrant in enumerate(ranked, start=1)
         if not (entrant.promoted or entrant.out)
     }
@@ -106,7 +106,7 @@ def _verdict(entrant: Entrant, place: int, at: str, lines: _Lines) -> Decision:
 
 
 def _best(places: int) -> str:
-    return "the best goes on" if places == 1 else f"the best {places} go on"
+    return "the best continues" if places == 1 else f"the best {places} continue"
 
 
 def _at_rung(action: Action, reason: str) -> Decision:

@@ -64,8 +64,8 @@ def why_refused(study: Study, code: Sequence[str], data: Sequence[str]) -> str |
         return None
     retried = ", and to try again what failed" if failed_trials(study) else ""
     return (
-        f"{_has_changed(changed)} since this study began, so its trials would be compared with trials of other code or data. Choose "
-        f"another --dir to begin anew, or add --keep-finished to keep them all the same{retried}"
+        f"{_has_changed(changed)} since this study began, and trials of old and new code or data do not compare. Choose "
+        f"another --dir to begin anew, or add --keep-finished to go on with both{retried}"
     )
 
 

@@ -63,7 +63,7 @@ def _who_meets(candidates: dict[str, list[Trial]], level: int) -> list[dict[str,
 
 def _where(rungs: dict[str, int]) -> str:
     low, high = min(rungs.values()), max(rungs.values())
-    return f"{low} samples" if low == high else f"{low} to {high} samples, the same share of each budget"
+    return f"{low} samples" if low == high else f"{low} to {high} samples (the same share of each budget)"
 
 
 def _tie(candidates: dict[str, list[Trial]], level: int) -> float:

@@ -217,7 +217,7 @@ def hub(found: Hub, needs: Needs) -> Check:
             "network", f"{said}; the study file names {names}", "warning",
             "make sure that it was downloaded before, or name a folder in its place",
         )  # fmt: skip
-    return Check("network", f"{said}; a study needs no network, except for models and data on the hub")
+    return Check("network", f"offline, and needed only for models and data on the hub ({said})")
 
 
 def libraries(installed: dict[str, str], needs: Needs) -> Check:

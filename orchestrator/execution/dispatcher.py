@@ -657,7 +657,12 @@ class Dispatcher:
     def _end_without_lanes(self, trial: _Handover) -> None:
         if self._no_lane_is_left():
             last = self._given_up[-1].given_up_because
-            trial.deliver(Message(outcome="no_lane", reason=f"no lane is left; the last one said: {last}"))
+            trial.deliver(
+                Message(
+                    outcome="no_lane",
+                    reason=f"every lane has failed, the last one because {last}; mend that, and run the same command again",
+                )
+            )
 
     def _end_if_silent(self, trial: _Handover) -> bool:
         """End a trial that has said nothing for too long, and return whether it has."""
@@ -687,8 +692,8 @@ def _unfit(rank: int, host: Host, measured_on: Device | None) -> str:
     if here is None or measured_on is None or not here.is_gpu or here.is_like(measured_on):
         return ""
     return (
-        f"its rank {rank} runs on {here} of {host.name}, and the study measures on {measured_on}: what one kind of GPU measures holds "
-        "for no other"
+        f"its rank {rank} runs on {here} of {host.name}, and the study measures on {measured_on}: measurements of one kind of GPU are "
+        "not valid for another"
     )
 
 

@@ -28,7 +28,7 @@ from batchscout.orchestrator.execution.local_cluster import (
     watched,
 )
 from batchscout.orchestrator.execution.nodes.autoscaler import Autoscaler, MayStart, Unreadable
-from batchscout.orchestrator.execution.nodes.node_kinds import Choice
+from batchscout.orchestrator.execution.nodes.node_kinds import ONE_KIND, Choice
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.orchestrator.execution.ray_private.connection import (
     SECONDS_TO_CONNECT,
@@ -275,8 +275,8 @@ def refuse_cpus_in_place_of_gpus(
     cpus = counted(sum(node.num_cpus for node in choice.nodes), "CPU")
     if measured_on is not None and measured_on.is_gpu:
         raise ValueError(
-            f"this study has measured on {measured_on}, and the cluster has {cpus} and no GPU now: what one kind measured holds for no "
-            "other; add nodes with GPUs and have the study wait for them (--min-nodes), or begin another study here with --dir"
+            f"this study has measured on {measured_on}, and the cluster has {cpus} and no GPU now: {ONE_KIND}; add nodes with "
+            "GPUs and have the study wait for them (--min-nodes), or begin another study here with --dir"
         )
     if isinstance(scaler, Unreadable) and not 1 < min_nodes <= num_nodes:
         raise ValueError(

@@ -31,7 +31,7 @@ _SHORT_BUDGET = 8192
 _RUN_SECONDS = 30.0
 """A study's run may be longer than _SHORT_BUDGET if its passes take no more than this: the nearer it is to the user's own run, the less is
 foretold and the more measured."""
-_PUT_YOURS = "the default, as no number was found in your code; put the one that you train with"
+_PUT_YOURS = "the default: no value was found in your code; put in the one that you train with"
 
 
 @dataclass(frozen=True)

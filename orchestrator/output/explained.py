@@ -153,7 +153,7 @@ def _notes(study: Study, trial: Trial) -> Iterator[str]:
     if memory is not None:
         yield f"it was predicted to take {bytes_text(memory)}"
     if rate is not None:
-        yield f"its sample budget was made for {rate:,.3g} samples/s"
+        yield f"its number of samples was set for {rate:,.3g} samples/s"
     seeds = [one for one in study.seeds_of(trial) if one.id != trial.id]
     if proposal.protected:
         yield "it is never cut for being slower or worse than others"

@@ -12,6 +12,7 @@ from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Metrics, Trial
+from batchscout.trainers.files import quoted
 
 LEAST_SECONDS = 5.0
 """Two pages lie at least so far apart."""
@@ -62,7 +63,9 @@ class LiveReport(Observer):
         try:
             self._write()
         except Exception as error:  # a full disk's, too: hours of training are worth more than a picture of them
-            self._say(f"no report until the study ends: a page could not be made ({type(error).__name__}: {error})")
+            self._say(
+                f"the live report failed ({type(error).__name__}: {error}), and no result is lost; batchscout report {quoted(self._path.parent)} writes one"
+            )
             self._due = math.inf
             return
         ended = self._clock()

@@ -126,7 +126,7 @@ ASSUMED_UTILISATION = 0.5
 # A study that costs more than so many of the runs that it is for is warned of.
 MANY_RUNS = 3
 # What a study may save of a run's time is not known before it; these are examples.
-EXAMPLES = {"half of its time": 0.5, "a tenth": 0.9}
+EXAMPLES = {"half of their time": 0.5, "a tenth": 0.9}
 
 
 def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
@@ -134,7 +134,10 @@ def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
     if not full_runs:
         return []
     if facts.pass_seconds is not None:
-        rate, why = samples_per_second(config, facts.pass_seconds), "by eager passes timed just now"
+        rate, why = (
+            samples_per_second(config, facts.pass_seconds),
+            "estimated from timed passes",
+        )
     else:
         try:
             rate, why = _predicted_rate(config)
@@ -157,11 +160,11 @@ def _num_lanes(config: StudyConfig) -> int:
 
 
 def _cost_text(cost: Cost, lanes: int) -> str:
-    wall = f", {training_time_text(cost.total / lanes)} on {counted(lanes, 'lane')}" if lanes > 1 else ""
+    wall = f" on one lane, {training_time_text(cost.total / lanes)} on {lanes} lanes" if lanes > 1 else ""
     probing = sum(cost.probes.values())
     probes = f", and {training_time_text(probing)} of probes" if probing else ""
     return (
-        f"at most {training_time_text(cost.total)} of a lane{wall}: {counted(cost.num_full_runs, 'full run')} of "
+        f"at most {training_time_text(cost.total)}{wall}: {counted(cost.num_full_runs, 'full run')} of "
         f"{training_time_text(cost.run)}{probes}"
     )
 
@@ -169,16 +172,15 @@ def _cost_text(cost: Cost, lanes: int) -> str:
 def _payback(config: StudyConfig, cost: Cost, rate: float) -> list[str]:
     """Return from which length of run on the study pays, and a warning where it costs far more than the run that it is for."""
     lengths = [
-        f"of {training_time_text(pays_from(cost.total, share))} on if it saves {name}"
-        for name, share in EXAMPLES.items()
+        f"{training_time_text(pays_from(cost.total, share))} if it saves {name}" for name, share in EXAMPLES.items()
     ]
-    said = [f"it pays off from a run {', '.join(lengths)}"]
+    said = [f"worth it for runs longer than {', '.join(lengths)}"]
     samples = config.real_run.samples if config.real_run else config.sample_budget
     if cost.total > MANY_RUNS * samples / rate:
         which = "real_run.samples" if config.real_run else "sample_budget"
         said.append(
             f"Warning: that is {cost.total * rate / samples:,.0f} times the run of {samples:,} samples ({which}, {training_time_text(samples / rate)}): "
-            "it pays if that run is made often, or is longer (real_run.samples); else lower stages.train.max_runs or budget.device_hours"
+            "worth it only if you repeat that run or train longer (real_run.samples); else lower stages.train.max_runs or budget.device_hours"
         )
     return said
 

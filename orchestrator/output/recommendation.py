@@ -25,7 +25,7 @@ from batchscout.orchestrator.stages.horizons import HorizonsFindings, as_recomme
 from batchscout.orchestrator.stages.train import TimeGain
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
-from batchscout.orchestrator.units import bytes_text
+from batchscout.orchestrator.units import bytes_text, counted
 from batchscout.trainers.config import (
     ActivationCheckpointing,
     Compile,
@@ -353,7 +353,7 @@ def _model_notes(study: Study) -> list[str]:
     if not layers:
         return []
     return [
-        f"the model has {layers} BatchNorm layers: their statistics are a micro-batch's, so accumulation changes them"
+        f"the model has {counted(layers, 'BatchNorm layer')}: their statistics are a micro-batch's, so accumulation changes them"
     ]
 
 

@@ -69,7 +69,7 @@ def _again(study: Study, what: str) -> str:
     """Return, in words, how what says nothing yet runs again once the code or the data are fixed."""
     if trials_that_count(study):
         return (
-            f"run the same command with --keep-finished: {what} runs again, and what has ended stands, made with code and data as they were "
+            f"run the same command with --keep-finished: {what} runs again, and what has ended is kept as it is, of the code and data before "
             "(where there is nothing to fix: --retry-failed)"
         )
     return f"run the same command again: {what} runs again once your code or data have changed (or at once, with --retry-failed)"

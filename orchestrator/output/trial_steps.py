@@ -56,7 +56,7 @@ def _told(change: Change) -> str:
         case Paused(rung=rung, reason=reason):
             return _with(f"paused at the rung of {rung:,} samples", reason)
         case Promoted(rung=rung, reason=reason):
-            return _with(f"let past the rung of {rung:,} samples", reason)
+            return _with(f"continued past the rung of {rung:,} samples", reason)
         case Interrupted(reason=reason):
             return _with("lost its lane through no fault of its own, and waits again", reason)
         case RunBegan():

@@ -236,9 +236,13 @@ def _share_text(config: StudyConfig, time: TimeGain) -> str:
 def _parts_text(time: TimeGain, batch: int, own: Trial) -> str:
     if batch == own.config.effective_batch_size:
         return ", by the learning rate alone"
-    higher = "" if time.by_speed is None else "higher" if time.by_speed < 1 else "lower"
-    by_speed = f" x {time.by_speed:.0%} by its {higher} samples/s" if higher else ""
+    by_speed = "" if time.by_speed is None else f" x {time.by_speed:.0%} by its {_side(time.by_speed)}samples/s"
     return f" = {time.by_rate:.0%} by the learning rate x {time.by_batch:.0%} by the batch{by_speed}"
+
+
+def _side(by_speed: float) -> str:
+    """Return which of the two is faster, and nothing where the figure that is shown beside it says neither."""
+    return "" if f"{by_speed:.0%}" == "100%" else "higher " if by_speed < 1 else "lower "
 
 
 def _the_cost(config: StudyConfig) -> str:

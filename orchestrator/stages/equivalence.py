@@ -314,7 +314,7 @@ def _conclusion(
 def _allowed(context: StageContext[Equivalence]) -> str:
     """Return the tolerance in words, with the control that it comes from."""
     tolerance, controls = _tolerance(context), _distances(context, control=True)
-    measured = f"; the same samples in another order make {max(controls.values()):.1e}" if controls else ""
+    measured = f"; reordering the samples alone gives {max(controls.values()):.1e}" if controls else ""
     return f"(tolerance {tolerance:.1e}{measured})"
 
 
@@ -335,7 +335,7 @@ def _split(context: StageContext[Equivalence], trial_id: str) -> str:
 def _cause(reference: Trial) -> str:
     layers, ratio = int(reference.metric("num_batch_norms") or 0), reference.metric("parts_training_ratio")
     if layers:
-        return f"the model has {layers} BatchNorm layers, whose statistics are those of one micro-batch"
+        return f"the model has {counted(layers, 'BatchNorm layer')}, whose statistics are those of one micro-batch"
     if ratio is not None and abs(ratio - 1) > MIXES_ABOVE:
         return (
             f"in training, the losses of a micro-batch's two halves add up to {ratio:.4f} x that of the whole: its samples "
@@ -407,8 +407,8 @@ def _instead(context: StageContext[Equivalence]) -> list[str]:
     share = f"{PROBED_SHARES['equivalence']:.0%} of the most that the full runs may take"
     limit = share if context.stage.max_samples is None else "max_samples"
     return [
-        f"micro-batch {split} was split instead of the chosen {chosen}, with which the runs would take {samples:,} samples, more "
-        f"than {limit} ({allowed:,}); whether a split changes the model does not depend on its size"
+        f"tested with micro-batch {split}: the chosen {chosen} would take {samples:,} samples, and the limit is {allowed:,} ({limit}); "
+        "whether a split changes the model does not depend on its size"
     ]
 
 

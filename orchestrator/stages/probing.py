@@ -102,9 +102,7 @@ def allowed_in_words(context: StageContext[Frontier] | StageContext[Throughput])
     """Return the same before any rate is known; nothing where nothing limits it."""
     stage = context.stage
     share = f"{PROBED_SHARES[stage.type]:.0%}"
-    of_time = (
-        f"their steps take at most {share} of the time of all full runs, or {FEWEST_SECONDS:.0f} s if that is more"
-    )
+    of_time = f"limit of their steps: {share} of the time of all full runs, at least {FEWEST_SECONDS:.0f} s"
     limits = [of_time] if num_full_runs(context.config, context.study) else []
     limits += [f"at most {stage.max_samples:,} samples (max_samples)"] if stage.max_samples else []
     return ["; ".join(limits)] if limits else []

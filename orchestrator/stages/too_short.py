@@ -12,6 +12,7 @@ from batchscout.orchestrator.config.stages import FEWEST_STEPS
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.figures import batches_text
 from batchscout.orchestrator.stages.probing import affordable_samples, fewest_steps, rate_of_batch
+from batchscout.orchestrator.units import counted
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,12 @@ class TooShort:
 def in_words(found: Sequence[TooShort]) -> str:
     """Return which batches a full run is too short for, what they would gain, and the remedy."""
     several = len(found) > 1
+    they, most, up_to, them = ("they", "at most ", "up to ", "them") if several else ("it", "", "", "it")
     batches = batches_text([one.effective_batch_size for one in found])
     fastest, most_steps = max(one.speedup for one in found), max(one.num_steps for one in found)
     return (
-        f"{batches}: a full run has {'at most ' if several else ''}{most_steps} optimizer "
-        f"steps of {'them' if several else 'it'}, and {found[0].fewest_steps} are the fewest; {'up to ' if several else ''}"
-        f"{fastest:.2f} x as many samples/s as the baseline; sample_budget: {max(one.sample_budget for one in found)} would "
-        f"compare {'all of them' if several else 'it'}"
+        f"{batches}: in a full run {they} would get {most}{counted(most_steps, 'optimizer step')}, and {found[0].fewest_steps} are needed; "
+        f"{up_to}{fastest:.2f} x as many samples/s as the baseline; sample_budget: {max(one.sample_budget for one in found)} includes {them}"
     )
 
 

@@ -28,6 +28,7 @@ from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.inputs import import_paths, packages_of, sources_of
 from batchscout.orchestrator.study.messages import Device, FirstLane
 from batchscout.orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
+from batchscout.orchestrator.units import counted
 from batchscout.trainers.config import Decides, DevicePeak, fields_that_decide
 from batchscout.trainers.criteria import TransformersLoss
 from batchscout.trainers.files import exists, make_private_directory, own_file, quoted
@@ -181,8 +182,8 @@ def _records(file: Path) -> list[_Record]:
     if damaged:
         give_notice(
             NoticeKind.DAMAGED_MEASUREMENT,
-            f"{len(damaged)} of the {len(lines)} lines of {quoted(file)} are not what was written (the first is line "
-            f"{damaged[0]}), and are left out: what they told is measured again. Remove those lines to end this message",
+            f"{quoted(file)} has {counted(len(damaged), 'damaged line')} of {len(lines)} (the first is line {damaged[0]}): what was "
+            "there is ignored, and measured again. Delete what is damaged to end this message",
         )
     return [record for record in found.values() if record is not None]
 

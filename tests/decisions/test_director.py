@@ -112,7 +112,9 @@ def test_synchronous_rungs_keep_the_best_half(tmp_path: Path) -> None:
         run_at(5e-3): "pruned",  # 3.2: third of 3 at 128, where the best 2 go on
         run_at(6e-3): "pruned",  # 3.4
     }
-    assert study.trials[run_at(6e-3)].explanation.startswith("rung: place 5 of 6 at 64 samples; the best 3 go on")
+    assert study.trials[run_at(6e-3)].explanation.startswith(
+        "rung: ranked 5 of 6 after 64 samples; the best 3 continue"
+    )
     places = {rate: place_of({"reason": study.trials[run_at(rate)].reason}) for rate in (3e-3, 5e-3)}
     assert places == {3e-3: (2, 2), 5e-3: (3, 3)}
 
@@ -125,7 +127,7 @@ def winner(study: Study, stage: str) -> str | None:
 
 def place_of(event: dict[str, Any]) -> tuple[int, int]:
     """(place, of how many)"""
-    place, num_here = re.findall(r"place (\d+) of (\d+)", event["reason"])[0]
+    place, num_here = re.findall(r"ranked (\d+) of (\d+)", event["reason"])[0]
     return int(place), int(num_here)
 
 
@@ -140,7 +142,7 @@ def test_asynchronous_rungs_on_one_lane_end_and_cut_nobody_who_has_a_chance_left
     assert winner(study, "grid") == run_at(2e-3)
     events = events_of(tmp_path / "journal.jsonl")
     assert "paused" in [event["kind"] for event in events]
-    cut = [place_of(event) for event in events if event["kind"] == "ended" and " at 64 samples" in event["reason"]]
+    cut = [place_of(event) for event in events if event["kind"] == "ended" and " after 64 samples" in event["reason"]]
     assert cut
     assert all(place > 3 for place, _ in cut), "half of 6 go on"
 
@@ -292,7 +294,7 @@ def test_a_batch_that_passes_several_rungs_in_one_step_is_judged_at_each_of_them
             assert trial.promoted == set(trial.config.rungs), trial.id
         pruned = [trial for trial in study.of_stage("grid") if trial.state is TrialState.PRUNED]
         for trial in pruned:
-            cut_at = int(trial.reason.split(" at ")[1].split()[0])
+            cut_at = int(trial.reason.split(" after ")[1].split()[0])
             assert trial.promoted == {rung for rung in trial.config.rungs if rung < cut_at}, trial
         assert len({trial.promoted for trial in pruned}) > 1, "at several rungs"
 

@@ -183,7 +183,7 @@ def test_verdicts_do_not_depend_on_the_order_of_arrival() -> None:
 
 def test_the_reason_has_the_place_the_number_and_how_many_go_on() -> None:
     verdicts = judge_rung("64 samples", arrived(1.0, 2.0, 3.0), 2, synchronous=True)
-    assert verdicts["t2"].reason == "place 3 of 3 at 64 samples; the best 2 go on"
+    assert verdicts["t2"].reason == "ranked 3 of 3 after 64 samples; the best 2 continue"
 
 
 def test_seeds_are_judged_by_their_mean_and_only_together() -> None:
@@ -242,6 +242,12 @@ def test_a_sustained_spike_stops_and_a_single_one_does_not() -> None:
     assert stopped_at([*losses, 30.0, *healthy(2)[100:]]) is None
     assert stopped_at([*losses, 30.0, 30.0, *healthy(2)[100:]]) is None
     assert stopped_at([*losses, 30.0, 31.0, 32.0]) == 103
+
+
+@pytest.mark.parametrize(("steps", "counted"), [(1, " in 1 step ("), (3, " in 3 steps in a row (")])
+def test_how_many_steps_a_spike_lasted_is_counted(steps: int, counted: str) -> None:
+    losses = [5.0, 5.1, 4.9] * 20 + [50.0] * steps
+    assert counted in judge_losses(losses, 0, **RULES | {"spike_steps": steps}).reason
 
 
 def test_a_spike_needs_a_history_to_be_one() -> None:

@@ -199,8 +199,8 @@ def test_what_has_ended_is_refused_once_the_code_has_changed_with_the_command_th
     assert len(trials_that_count(study)) == len(FIELD)
     said = why_refused(study, ["mine.py"], ["training data"])
     assert said == (
-        "mine.py, training data have changed since this study began, so its trials would be compared with trials of other code or data. "
-        "Choose another --dir to begin anew, or add --keep-finished to keep them all the same"
+        "mine.py, training data have changed since this study began, and trials of old and new code or data do not compare. "
+        "Choose another --dir to begin anew, or add --keep-finished to go on with both"
     )
     assert why_refused(study, [], []) is None
     assert kept_text(study, ["mine.py"]) == (
@@ -235,4 +235,4 @@ def test_where_all_has_failed_nothing_is_refused_and_where_some_has_the_command_
     worst = max(FIELD)
     some = failing(field_curves, lambda trial, _: trial.learning_rate == worst)
     said = why_refused(play(tmp_path / "some.jsonl", some, config, ["grid"]), ["mine.py"], []) or ""
-    assert said.endswith("to keep them all the same, and to try again what failed")
+    assert said.endswith("to go on with both, and to try again what failed")

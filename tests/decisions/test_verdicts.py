@@ -54,7 +54,7 @@ def test_candidates_of_different_budgets_meet_at_the_same_share_of_their_budgets
     study = study_with(("short", 8, 512, half), ("long", 16, 1024, quarter | {0.5: 2.0}))
     assert judged(study, LATE) == {"long": "go on", "short": "stop"}
     reason = verdicts.at_rung(study, STAGE, LATE, 1)["short"].reason
-    assert reason == "place 2 of 2 at 256 to 512 samples, the same share of each budget; the best goes on"
+    assert reason == "ranked 2 of 2 after 256 to 512 samples (the same share of each budget); the best continues"
 
 
 def test_early_only_those_of_one_effective_batch_meet() -> None:

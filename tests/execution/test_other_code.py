@@ -86,9 +86,9 @@ def test_what_was_made_with_other_code_or_data_counts_only_where_the_user_says_s
     code, said = ran(home)
     assert code == 2
     assert said.startswith(
-        "batchscout: trainers/layers.py has changed since this study began, so its trials would be compared with trials of other code"
+        "batchscout: trainers/layers.py has changed since this study began, and trials of old and new code or data do not compare"
     )
-    assert said.endswith("or add --keep-finished to keep them all the same\n")
+    assert said.endswith("or add --keep-finished to go on with both\n")
     assert (home / "runs/changing/journal.jsonl").read_bytes() == journal
     kept = "Caveat a trial had been measured before trainers/layers.py changed, and is part of the answer"
     code, said = ran(home, "--keep-finished")

@@ -139,7 +139,7 @@ def test_losers_are_paused_at_rungs_and_the_best_promoted(results: Ran) -> None:
     assert best.state is TrialState.COMPLETE
     assert set(best.promoted) == {32, 64}
     assert worst.state is TrialState.PRUNED
-    assert worst.explanation == "rung: place 4 of 4 at 32 samples; the best 3 go on"
+    assert worst.explanation == "rung: ranked 4 of 4 after 32 samples; the best 3 continue"
     assert worst.metrics["samples_seen"] == 32, "a loser is not trained past its rung"
     assert results.kinds().count("paused") >= 3
 

@@ -88,7 +88,7 @@ def test_a_trial_that_was_paused_and_promoted_is_told_with_the_numbers_of_the_jo
         "given a lane",
         "evaluated after 256 samples (rung 256): val loss 4.4061",
         "paused at the rung of 256 samples: waiting at 256 samples",
-        "let past the rung of 256 samples: place 1 of 3 at 256 samples; the best 1 go on",
+        "continued past the rung of 256 samples: place 1 of 3 at 256 samples; the best 1 go on",
         "given a lane again, and goes on",
     ]
     (rung,) = told.rungs

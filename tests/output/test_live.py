@@ -79,4 +79,4 @@ def test_a_page_that_cannot_be_made_is_told_and_ends_no_study(tmp_path: Path) ->
     for _ in range(3):
         report.stage_began(config.stages[0])
     assert len(said) == 1
-    assert "no report until the study ends" in said[0]
+    assert "batchscout report " in said[0]

@@ -23,7 +23,7 @@ def planned(capsys: pytest.CaptureFixture[str], stages: list[dict[str, Any]]) ->
 
 def test_what_the_probes_may_take_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     said = planned(capsys, FUNNEL)
-    assert said.count("their steps take at most 4% of the time of all full runs, or 60 s if that is more") == 2
+    assert said.count("limit of their steps: 4% of the time of all full runs, at least 60 s") == 2
     full_runs = int(said.split("at most ")[-1].split()[0])
     assert f"at most {full_runs * 10_000 * 2 // 100:,} samples" in said, "equivalence"
     given = planned(capsys, [{"type": "frontier", "max_samples": 1234}, {"type": "train"}])
@@ -79,8 +79,8 @@ def test_the_cost_is_one_total_with_the_length_of_run_for_which_it_pays() -> Non
     facts = Facts(pass_seconds=(0.0, 0.01))
     assert cost_of(config, facts, samples_per_second(config, (0.0, 0.01))) == Cost(75.0, 12, {})
     told = " ".join(estimate(config, facts, 12))
-    assert "cost: at most 15 min 16 s of a lane, 7 min 38 s on 2 lanes: 12 full runs of 1 min 15 s" in told
-    assert "it pays off from a run of 30 min 31 s on if it saves half of its time" in told
+    assert "cost: at most 15 min 16 s on one lane, 7 min 38 s on 2 lanes: 12 full runs of 1 min 15 s" in told
+    assert "worth it for runs longer than 30 min 31 s if it saves half of their time" in told
     assert "Warning: that is 12 times the run of 7,500 samples (sample_budget, 1 min 15 s)" in told
 
 

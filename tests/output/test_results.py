@@ -96,7 +96,7 @@ def test_failed_trials_are_no_success_and_are_named_with_their_reason(tmp_path: 
     assert ending.exit_code == 1
     assert ending.message.splitlines()[-1] == (
         "train-m2: failed: my own mistake. Fix it, and run the same command with --keep-finished: what failed runs again, and what has ended "
-        "stands, made with code and data as they were (where there is nothing to fix: --retry-failed)"
+        "is kept as it is, of the code and data before (where there is nothing to fix: --retry-failed)"
     )
 
 

@@ -144,6 +144,13 @@ def test_another_setting_says_what_it_saves_of_the_users_time_from_what_and_what
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("by_speed", "side"), [(0.94, "higher "), (0.996, ""), (1.004, ""), (1.06, "lower ")])
+def test_no_speed_is_called_lower_or_higher_whose_share_is_shown_as_all(by_speed: float, side: str) -> None:
+    time = TimeGain("train-m8k1", 0.36, 0.25, 0.52, 0.6, 0.98, by_speed=by_speed)
+    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98), found={"time": time})
+    assert f" x {by_speed:.0%} by its {side}samples/s" in found.verdict
+
+
 def test_what_was_planned_for_the_same_time_is_told_with_the_seconds_that_it_took() -> None:
     slower = replace(LARGE, curve=((30, 3.6), (75, 3.2)))
     batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
@@ -392,7 +399,7 @@ def test_a_faster_batch_that_runs_of_this_length_cannot_compare_is_named_with_th
     found = recommended(
         *batches, earlier=(replace(FRONTIER, measured=points),), batch={"micro_batch_size": 8}, objective=objective
     )
-    told = "The study's runs are too short for effective batch 4096: a full run has 18 optimizer steps of it, and 40 are the fewest; 2.25 x as"
+    told = "The study's runs are too short for effective batch 4096: in a full run it would get 18 optimizer steps, and 40 are needed; 2.25 x as"
     assert (told in found.verdict) is is_told, found.verdict
     assert ("too short" in found.verdict) is is_told
 
@@ -550,7 +557,9 @@ def test_the_next_command_names_the_cluster_on_which_the_study_ran_last() -> Non
 def test_an_open_answer_of_runs_that_are_too_short_for_a_faster_batch_says_the_length_that_would_compare_it() -> None:
     keys: dict[str, Any] = {"earlier": (FASTER,), "batch": {"micro_batch_size": 8}}
     lines = five_lines(recommended(*CLOSE, winner=8, found={"regret_time": 0.08}, **keys))
-    assert lines["Verdict"].startswith("too short to tell: effective batch 4096: a full run has 18 optimizer steps")
+    assert lines["Verdict"].startswith(
+        "too short to tell: effective batch 4096: in a full run it would get 18 optimizer steps"
+    )
     budget = lines["Verdict"].split("sample_budget: ")[1].split()[0]
     assert (
         lines["Next"]

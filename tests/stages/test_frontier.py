@@ -156,7 +156,7 @@ def test_the_fastest_inside_the_headroom_is_chosen_and_what_is_around_it_is_said
         "micro-batch 16 with activation checkpointing none reaches 0.94 x [0.94, 0.94] in 3 rounds; micro-batch 80 with "
         "activation checkpointing full reaches 0.84 x [0.84, 0.84] in 3 rounds; the largest that fits, micro-batch 80 with activation checkpointing full, reaches 400"
     )
-    assert found.notes[0] == "none: micro-batch 18 fits, 19 runs, and leaves less than the headroom (5 probes)"
+    assert found.notes[0] == "none: micro-batch 18 fits, 19 leaves less than the headroom free (5 probes)"
     assert known.study.trials["frontier-none-m18-verified"].proposal.fresh_process
     assert sum(trial.proposal.fresh_process for trial in known.study.trials.values()) == 1
 
@@ -350,12 +350,12 @@ def test_both_ends_are_looked_at_and_only_sizes_that_a_run_can_use_are_timed_aga
         gain = (size / (size + 4)) / (8 / (8 + 4))  # over the baseline's 8 samples: in its time more are trained
         assert (gain * budget / size >= 40) is usable
     (note,) = (note for note in found.notes if note.startswith("not compared: "))
-    assert "1024: a full run has at most" in note
-    assert f"and 40 are the fewest; up to {1024 / 1028 / (8 / 12):.2f} x as many samples/s as the baseline" in note
+    assert "1024: in a full run " in note
+    assert f"and 40 are needed; up to {1024 / 1028 / (8 / 12):.2f} x as many samples/s as the baseline" in note
     enough = int(note.split("sample_budget: ")[1].split()[0])
     for longer, told in ((enough, 0), (enough - 100, 1)):
         _, found = for_training(ROOMY, longer)
-        assert sum("1024: a full run has" in note for note in found.notes) == told
+        assert sum("1024: in a full run " in note for note in found.notes) == told
 
 
 def test_a_fixed_cost_of_each_pass_hides_no_size_however_few_samples_the_study_has() -> None:
@@ -416,7 +416,7 @@ def test_what_does_not_fit_in_a_fresh_process_gives_way_to_the_next_best() -> No
     )
     _, found = played(nothing)
     assert not found.ok
-    assert "of 4 sizes that fitted, none did so again when it was timed or in a fresh process" in found.reason
+    assert "4 micro-batch sizes fitted in a probe, and none when it was timed or in a fresh process" in found.reason
 
 
 def test_without_a_limit_what_the_gpu_had_for_its_process_is_the_limit() -> None:

@@ -66,7 +66,7 @@ def test_a_batch_of_too_few_steps_is_left_out_with_both_numbers() -> None:
     assert steps < FEWEST_STEPS
     assert budgets(found).keys() == {4, 8, 16, 64}
     (note,) = found.left_out
-    assert "effective batch 256: a full run has 22 optimizer steps of it, and 40 are the fewest; 2.82 x" in note
+    assert "effective batch 256: in a full run it would get 22 optimizer steps, and 40 are needed; 2.82 x" in note
     enough = int(note.split("sample_budget: ")[1].split()[0])
     assert 256 in budgets(lineup(RATES, sample_budget=enough))
     assert 256 not in budgets(lineup(RATES, sample_budget=enough - 10))

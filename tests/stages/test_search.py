@@ -267,7 +267,7 @@ def test_the_evidence_is_said(probes: list[tuple[int, bool]], found: SearchEnd) 
 
 def test_a_size_that_runs_in_the_headroom_is_not_said_to_be_too_large_for_the_device() -> None:
     probes = [Probe(12, True, 90.0), Probe(13, False, 97.0)]
-    assert next_probe(probes, 95.0) == SearchEnd(12, "12 fits, 13 runs, and leaves less than the headroom")
+    assert next_probe(probes, 95.0) == SearchEnd(12, "12 fits, 13 leaves less than the headroom free")
     slow = [Probe(12, True, 40.0), Probe(13, False, 43.0)]
     assert next_probe(slow, 95.0) == SearchEnd(12, "12 fits, 13 does not")
 

@@ -155,8 +155,8 @@ def test_one_of_which_the_baselines_time_holds_fewer_than_40_steps_is_left_out_w
     # at 8 samples a micro-batch it is 4/3 as fast as at 4, so its run has 853 samples: 26 steps of 32
     assert batches_of(known) == [1, 2, 4, 8, 16]
     assert known.conclude().notes[1] == (
-        "left out: effective batches 32, 64, 128: a full run has at most 26 optimizer steps of them, and 40 are the fewest; up to 1.33 x "
-        "as many samples/s as the baseline; sample_budget: 3840 would compare all of them"
+        "left out: effective batches 32, 64, 128: in a full run they would get at most 26 optimizer steps, and 40 are needed; up to 1.33 x "
+        "as many samples/s as the baseline; sample_budget: 3840 includes them"
     )
 
 
@@ -190,8 +190,8 @@ def test_at_equal_samples_a_faster_batch_has_no_more_steps() -> None:
     changes: dict[str, Any] = {"optimizer": {"reference_batch_size": 4}, "sample_budget": 640, "objective": "samples"}
     known = played(frontier(1, 2, 4, 8), **changes)
     assert known.conclude().notes[1] == (
-        "left out: effective batches 32, 64, 128: a full run has at most 20 optimizer steps of them, and 40 are the fewest; up to 1.33 x "
-        "as many samples/s as the baseline; sample_budget: 5120 would compare all of them"
+        "left out: effective batches 32, 64, 128: in a full run they would get at most 20 optimizer steps, and 40 are needed; up to 1.33 x "
+        "as many samples/s as the baseline; sample_budget: 5120 includes them"
     )
 
 
@@ -297,7 +297,7 @@ def test_more_rounds_until_the_rates_are_known_and_no_more_than_allowed() -> Non
     busy = played(found, noisy(0.4))
     assert 8 <= rounds_of(busy) <= 8 + 3, "so many that agree, and three more in place of those that do not"
     assert busy.found(ThroughputFindings).busy
-    assert "undetermined whether effective batch" in busy.conclude().reason
+    assert "undetermined whether other effective batches are faster: " in busy.conclude().reason
     assert any(note.startswith("the machine was busy: they scatter by ") for note in busy.conclude().notes)
 
 
@@ -401,10 +401,7 @@ def test_with_a_noise_scale_goodput_is_ranked_and_a_single_micro_batch_tells_non
     assert found.critical_batch_size == pytest.approx(40.0)
     assert max(found.goodput.values()) == 1
     assert max(found.goodput, key=lambda batch: found.goodput[batch]) == 8
-    assert (
-        "at effective batches 4, 8 a step is one micro-batch, so it tells no noise scale: that takes two"
-        in known.conclude().notes
-    )
+    assert "the noise scale needs two micro-batches a step; effective batches 4, 8 have one" in known.conclude().notes
 
 
 def test_coherence_inside_its_noise_floor_is_named() -> None:

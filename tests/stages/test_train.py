@@ -583,7 +583,7 @@ def test_the_conclusion_has_every_batch_with_its_intervals_and_the_winner_is_a_r
 def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
     _, known = played(tmp_path, SMALL_IS_RIGHT, sample_budget=2048)
     notes = known.conclusions["train"].notes
-    assert any(note.startswith("left out: effective batches 64, 128, 256: a full run has") for note in notes)
+    assert any(note.startswith("left out: effective batches 64, 128, 256: in a full run ") for note in notes)
 
 
 @pytest.mark.slow

@@ -199,7 +199,7 @@ def test_a_line_that_was_cut_off_costs_that_measurement_alone(file: Path) -> Non
     assert known.find([proposal("frontier-none-m8")])
     (notice,) = met
     assert notice.kind is NoticeKind.DAMAGED_MEASUREMENT
-    assert f"1 of the 3 lines of {file} are not what was written (the first is line 2), and are left out" in notice.text
+    assert f"{file} has 1 damaged line of 3 (the first is line 2)" in notice.text
 
 
 def test_no_flipped_bit_is_taken_for_what_was_measured(file: Path) -> None:

@@ -258,9 +258,7 @@ def no_targets() -> tuple[Samples, Samples]:
 
 def test_a_step_whose_labels_are_all_masked_is_an_error_that_says_so(tmp_path: Path) -> None:
     trial = config(micro_batch_size=1, sample_budget=8, data={"target": "tests.trainers.test_loop:no_targets"})
-    with pytest.raises(
-        ValueError, match="had no targets: every label of its 1 samples is masked; leave such samples out"
-    ):
+    with pytest.raises(ValueError, match=r"had no targets: .* \(effective batch 1\); leave such samples out"):
         train(trial, Listener(), tmp_path)
 
 

@@ -27,11 +27,11 @@ def check_is_trained(module: nn.Module, loss_sum: Tensor) -> None:
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if trained:
         why = (
-            f"the loss depends on none of the {len(trained)} parameters that the model trains: something on its way to them is cut off; look for "
+            f"the loss depends on no parameter that the model trains ({len(trained)} in all): something on its way to them is cut off; look for "
             "detach(), .data, .item(), .numpy() or torch.no_grad() in forward and loss"
         )
     elif parameters:
-        why = f"none of the model's {len(parameters)} parameters is trained; give those that are to be requires_grad_(True)"
+        why = f"the model trains no parameter of its own ({len(parameters)} in all); give those that are to be trained requires_grad_(True)"
     else:
         why = "the model has no parameters, so nothing can be trained; assign its layers to attributes of the module (self.layer = ...)"
     raise LossFault(why)

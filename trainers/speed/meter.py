@@ -118,8 +118,8 @@ class Meter:
             self._gradient_norm = gradient_norm
         if not all(num_targets for _, num_targets, _ in steps):
             raise ValueError(
-                f"one of the last {len(steps)} steps had no targets: every label of its "
-                f"{self._effective_batch_size} samples is masked; leave such samples out, or raise the effective batch"
+                f"a step had no targets: all labels of its samples are masked (effective batch {self._effective_batch_size}); leave such "
+                "samples out, or raise the effective batch"
             )
         return [
             (loss_sum / num_targets, gradient_norm, taken.data_seconds / taken.seconds)

@@ -14,6 +14,7 @@ from typing import Any
 from batchscout.orchestrator.execution.ray_private.cluster import ACCELERATOR, HEAD
 from batchscout.orchestrator.units import counted
 
+ONE_KIND = "measurements of one kind of device are not valid for another"
 # So many nodes are named where some are left idle.
 MOST_NAMED = 4
 
@@ -75,7 +76,7 @@ class Choice:
         if self._takes_any_kind and self.kind and with_room and not any(map(self.takes, with_room)):
             has = " and ".join(sorted({_type(node.kind or "") for node in with_room}))
             raise ValueError(
-                f"the study runs on devices of type {self.kind}, and what the cluster has is {has}: what one kind measures holds for no other; "
+                f"the study runs on devices of type {self.kind}, and what the cluster has is {has}: {ONE_KIND}; "
                 f'say of which kind each type of the autoscaler\'s file is (resources: {{"{ACCELERATOR}{self.kind}": 1}}), have it start '
                 f"{self.kind}, or start another study on these, with another --dir"
             )
@@ -85,8 +86,8 @@ class Choice:
         if not self._idle_now:
             return ""
         return (
-            f"the study runs on the {_told(self.nodes)} of type {self.kind} alone, and leaves {self._of_idle()} idle: what one kind of "
-            "device measures holds for no other. To use those instead, give a study of its own placement: {device: ...}"
+            f"the study runs on the {_told(self.nodes)} of type {self.kind} alone, and leaves {self._of_idle()} idle: {ONE_KIND}. "
+            "To use those instead, give a study of its own placement: {device: ...}"
         )
 
     @property
@@ -170,8 +171,8 @@ def _not_there(named: str, there: Counter[str]) -> str:
 def _other_than_measured(measured_on: str, there: Counter[str]) -> str:
     has = _kinds(there) if there else "none that it announces"
     return (
-        f"this study has measured on devices of type {measured_on}, and the cluster has {has}: what one kind measured holds for no "
-        f"other; add a node with {measured_on}, or begin another study here with --dir"
+        f"this study has measured on devices of type {measured_on}, and the cluster has {has}: {ONE_KIND}; "
+        f"add a node with {measured_on}, or begin another study here with --dir"
     )
 
 

@@ -194,7 +194,7 @@ def _nothing_fits(known: FrontierProgress) -> Conclusion:
         return Conclusion("frontier", ok=False, reason=reason)
     if fitting := known.finalists.fitting():
         reason = (
-            f"of {len(fitting)} sizes that fitted, none did so again when it was timed or in a fresh process; raise "
+            f"{counted(len(fitting), 'micro-batch size')} fitted in a probe, and none when it was timed or in a fresh process; raise "
             f"{_headroom(known)}, or see what else takes memory on the device"
         )
         return Conclusion("frontier", ok=False, reason=reason)
@@ -235,8 +235,8 @@ def _notes_on_the_front(findings: FrontierFindings, rate_unit: str) -> list[str]
     waits = _waits_behind(findings, point)
     while_ = f", where {waits}, which is due to the data, not the device" if waits else ""
     return [
-        f"more memory stops paying off at {_describe(bend)}: {point.tokens_per_second / top.tokens_per_second:.0%} of the "
-        f"most {rate_unit} at {point.peak_memory_bytes / top.peak_memory_bytes:.0%} of its memory{while_}"
+        f"more memory hardly pays beyond {_describe(bend)}: it reaches {point.tokens_per_second / top.tokens_per_second:.0%} of the "
+        f"most {rate_unit} with {point.peak_memory_bytes / top.peak_memory_bytes:.0%} of the memory that these take{while_}"
     ]
 
 

@@ -95,7 +95,7 @@ def next_probe(
 def _how_it_fails(size: int, probes: Sequence[Probe], capacity_bytes: float | None) -> str:
     peaks = [probe.peak_memory_bytes for probe in probes if probe.micro_batch_size == size]
     in_headroom = capacity_bytes is not None and any(peak is not None and peak > capacity_bytes for peak in peaks)
-    return "runs, and leaves less than the headroom" if in_headroom else "does not"
+    return "leaves less than the headroom free" if in_headroom else "does not"
 
 
 def _bounds(probes: Sequence[Probe]) -> tuple[int | None, int | None]:

@@ -14,14 +14,14 @@ from batchscout.orchestrator.stages.throughput.conclude import conclude
 from batchscout.orchestrator.stages.throughput.figures import derived, figures
 from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings as ThroughputFindings
 from batchscout.orchestrator.stages.throughput.propose import propose
-from batchscout.orchestrator.units import counted_between
+from batchscout.orchestrator.units import counted_between, listed
 
 
 def describe(context: StageContext[Throughput]) -> list[str]:
     stage = context.stage
     rounds = counted_between(stage.rounds, max(stage.rounds, stage.max_rounds), "round")
     return [
-        f"the baseline's batch, powers of two up to the micro-batch, and {', '.join(map(str, stage.multiples))} x that",
+        f"the baseline's batch, powers of two up to the micro-batch, and {listed(stage.multiples)} times that",
         f"{rounds} over all of them, until the rates are known",
         *allowed_in_words(context),
     ]

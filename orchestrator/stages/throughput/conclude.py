@@ -94,11 +94,12 @@ def _goodput_ends(rates: list[Rate], gains: dict[int, float], scale: NoiseScale)
 def _others(context: StageContext[Throughput], others: dict[int, Ratio]) -> list[str]:
     """Return how those that may be as fast, the next one and the baseline stand to the fastest."""
     ranked = sorted(others, key=lambda batch: -others[batch].point)
-    shown = {batch for batch in ranked if others[batch].order == "undetermined"} | {
-        *ranked[:1],
-        baseline_batch(context.config),
-    }
-    return [held_against(f"effective batch {batch}", others[batch]) for batch in ranked if batch in shown]
+    undecided = [batch for batch in ranked if others[batch].order == "undetermined"]
+    at_once = undecided if len(undecided) > 1 else []
+    shown = {*ranked[:1], *undecided, baseline_batch(context.config)} - {*at_once}
+    said = [held_against(f"effective batch {batch}", others[batch]) for batch in ranked if batch in shown]
+    against = ", ".join(f"{batch} ({others[batch]})" for batch in at_once)
+    return [*said, f"undetermined whether other effective batches are faster: {against}"] if at_once else said
 
 
 def _noise(scale: NoiseScale | None, findings: ThroughputFindings) -> str:
@@ -129,7 +130,9 @@ def _notes(known: ThroughputProgress, timed: Timings[Form], forms: dict[int, For
     notes += notes_on_divergence(known.context)
     single = [batch for batch, form in forms.items() if form.split.num_micro_batches == 1]
     if single and not by_tokens:
-        notes.append(f"at {batches_text(single)} a step is one micro-batch, so it tells no noise scale: that takes two")
+        notes.append(
+            f"the noise scale needs two micro-batches a step; {batches_text(single)} {'has' if len(single) == 1 else 'have'} one"
+        )
     below = sorted({trial.config.effective_batch_size for trial in known.first_round() if _in_the_noise(trial)})
     if below:
         notes.append(f"at {batches_text(below)} the coherence is not above its noise floor")

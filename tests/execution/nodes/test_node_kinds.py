@@ -41,7 +41,7 @@ def test_the_kind_of_which_there_is_the_most_is_used_and_the_rest_named_as_idle(
     assert (choice.nodes, choice.idle, choice.demanded) == ((BIG,), (SMALL, unknown), "H100")
     assert choice.said() == (
         "the study runs on the 8 GPUs of type H100 alone, and leaves 1 GPU of a type that is not announced (node-c) and 4 GPUs of "
-        "type T4 (node-b) idle: what one kind of device measures holds for no other. To use those instead, give a study of its "
+        "type T4 (node-b) idle: measurements of one kind of device are not valid for another. To use those instead, give a study of its "
         "own placement: {device: ...}"
     )
 
@@ -89,7 +89,7 @@ def test_a_study_does_not_wait_beside_a_node_of_another_kind_that_was_started_fo
     choice.refuse_another_kind([HEAD])
     choice.refuse_another_kind([HEAD, STARTED, BIG])
     said = (
-        "the study runs on devices of type T4, and what the cluster has is of type H100: what one kind measures holds for no other; say of "
+        "the study runs on devices of type T4, and what the cluster has is of type H100: measurements of one kind of device are not valid for another; say of "
         'which kind each type of the autoscaler\'s file is (resources: {"accelerator_type:T4": 1}), have it start T4, or start another study on these'
     )
     with pytest.raises(ValueError, match=re.escape(said)):
@@ -133,8 +133,8 @@ def test_a_type_that_does_say_its_kind_is_used_for_that_alone() -> None:
             [BIG],
             None,
             "T4",
-            "this study has measured on devices of type T4, and the cluster has 8 of type H100: what one kind measured holds for no "
-            "other; add a node with T4, or begin another study here with --dir",
+            "this study has measured on devices of type T4, and the cluster has 8 of type H100: measurements of one kind of device are "
+            "not valid for another; add a node with T4, or begin another study here with --dir",
         ),
     ],
 )

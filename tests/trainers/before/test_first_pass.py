@@ -106,8 +106,8 @@ class Untrainable(nn.Module):
     ("why", "facts"),
     {
         "no parameters": ["the model has no parameters"],
-        "frozen": ["none of the model's 1 parameters is trained", "requires_grad_(True)"],
-        "cut off": ["depends on none of the 1 parameters", "detach()"],
+        "frozen": ["the model trains no parameter of its own (1 in all)", "requires_grad_(True)"],
+        "cut off": ["depends on no parameter that the model trains (1 in all)", "detach()"],
         "no number": ["is nan, before any weight has moved"],
         "gradient": ["the gradient of weight is no finite number"],
         "mean over none": ["samples without targets is nan", 'reduction="sum"'],
