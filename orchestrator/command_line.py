@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from typing import Any, NoReturn
 
-from batchscout.orchestrator.near_words import instead
+from batchscout.orchestrator.near_words import OTHER_WORDS, instead
 from batchscout.orchestrator.terminal import printable
+
+BY_ITSELF = ("--resume", "--continue", "--resume-from-checkpoint")
+"""Options for what a study does without one."""
 
 
 class CommandLine(argparse.ArgumentParser):
@@ -27,11 +31,37 @@ class CommandLine(argparse.ArgumentParser):
         """Refuse what is left over. argparse asks each verb so, which alone knows its options."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            word = unknown[0].partition("=")[0]
-            options = [option for option in self._option_string_actions if option.startswith("--")]
-            remedy = instead(word, options) if word.startswith("-") else "quote what has spaces in it, or leave it out"
+            word, _, value = unknown[0].partition("=")
+            typed = sys.argv[1:] if args is None else list(args)
+            after = typed[typed.index(unknown[0]) + 1 :] if unknown[0] in typed else []
+            remedy = (
+                self._option_meant(word, value or "".join(after[:1]))
+                if word.startswith("-")
+                else self._argument_meant(unknown[0])
+            )
             _refuse(f"{self.prog} takes no {word!r}; {remedy}")
         return found, unknown
+
+    def _option_meant(self, word: str, value: str) -> str:
+        """Return the remedy for an option that there is not: one of ours, or a key of the study file."""
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        if "--set" not in options or OTHER_WORDS.get(word) in options:
+            return instead(word, options)
+        if word in BY_ITSELF:
+            return "run goes on by itself with what is there; leave it out"
+        from batchscout.orchestrator.config.faults import as_option  # no command line but a wrong one needs the keys
+
+        return as_option(word.lstrip("-").replace("-", "_"), value) or instead(word, options)
+
+    def _argument_meant(self, word: str) -> str:
+        """Return the remedy for an argument too many: the option that takes it."""
+        if "=" in word and "--set" in self._option_string_actions:
+            return f"write --set {shlex.quote(word)}"
+        for action in self._actions:
+            for choice in (word, OTHER_WORDS.get(word.lower())):
+                if action.option_strings and choice in (action.choices or ()):
+                    return f"write {action.option_strings[-1]} {choice}"
+        return "quote what has spaces in it, or leave it out"
 
 
 def _refuse(message: str) -> NoReturn:

@@ -10,6 +10,13 @@ OTHER_WORDS = {
     "transformers": "hf",
     "pytorch": "torch",
     "resume": "run",
+    "continue": "run",
+    "start": "run",
+    "watch": "status --watch",
+    "results": "status",
+    "help": "--help",
+    **dict.fromkeys(("--out", "--output", "--output-dir"), "--dir"),
+    "--format": "--to",
     "show": "status",
     "new": "init",
 }
@@ -18,7 +25,8 @@ OTHER_WORDS = {
 
 def instead(word: str, known: Sequence[str]) -> str:
     """Return which of the words that are known was meant, and all of them."""
-    meant = OTHER_WORDS.get(word.lower())
-    near = [meant] if meant in known else difflib.get_close_matches(word.lower(), known, n=1)
+    meant = OTHER_WORDS.get(word.lower(), "")
+    is_there = meant.partition(" ")[0] in [*known, "--help"]
+    near = [meant] if is_there else difflib.get_close_matches(word.lower(), known, n=1)
     meant = f"did you mean {near[0]}? There are " if near else "there are "
     return meant + ", ".join(known)

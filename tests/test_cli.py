@@ -645,7 +645,7 @@ def test_what_is_typed_in_the_place_of_another_is_answered_with_what_to_type(
     assert "did you mean hf?" in typed("export", str(run_dir), "--to", "huggingface")[2]
     code, _, said = typed("run", str(run_dir))
     assert code == 2
-    assert f"batchscout run '{run_dir}/study.yaml' --dir '{run_dir}'" in said
+    assert said.endswith(f"write '{run_dir}/study.yaml' --dir '{run_dir}' in its place\n"), "of whichever verb"
     for words in (
         ("status", "tiny.yaml"),
         ("report", "tiny.yaml"),
@@ -655,3 +655,31 @@ def test_what_is_typed_in_the_place_of_another_is_answered_with_what_to_type(
         code, _, said = typed(*words)
         assert code == 2
         assert "tiny.yaml is a file, and what a study has come to is in its run directory" in said
+
+
+@pytest.mark.parametrize(("arguments", "remedy"), [
+    ("run s.yaml --resume", "run goes on by itself with what is there; leave it out"),
+    ("run s.yaml --lr 1e-3", "write --set optimizer.lr=1e-3"),
+    ("run --lr=1e-3 s.yaml", "write --set optimizer.lr=1e-3"),
+    ("plan s.yaml --batch-size 8", "write --set batch.effective_batch_size=8"),
+    ("run s.yaml --budget 2h", "write --set budget.device_hours=2"),
+    ("run s.yaml --seeds 3", "write --set 'seeds=[0, 1, 2]'"),
+    ("run s.yaml --seed 3", "write --set 'seeds=[3]'"),
+    ("run s.yaml --bf16", "write --set precision=bfloat16"),
+    ("run s.yaml --epochs 3", "write --set sample_budget=SAMPLES (in samples: epochs x training samples, steps x batch)"),
+    ("run s.yaml --lr", "write --set optimizer.lr=..."),
+    ("run s.yaml --out x", "did you mean --dir? There"),
+    ("run s.yaml --output-dir x", "did you mean --dir? There"),
+    ("run s.yaml --verbosely", "there are --help, --set"),
+    ("launch slurm s.yaml --lr 1", "write --set optimizer.lr=1"),
+    ("plan s.yaml optimizer.lr=3e-4", "write --set optimizer.lr=3e-4"),
+    ("export runs/s hf", "write --to hf"),
+    ("export runs/s transformers", "write --to hf"),
+    ("export runs/s --format hf", "did you mean --to? There"),
+    ("continue runs/s", "did you mean run? There"),
+    ("watch runs/s", "did you mean status --watch? There"),
+    ("help", "did you mean --help? There"),
+])  # fmt: skip
+def test_a_command_of_habit_is_answered_with_the_one_to_type(typed: Typed, arguments: str, remedy: str) -> None:
+    code, _, said = typed(*arguments.split())
+    assert (code, remedy in said) == (2, True), said

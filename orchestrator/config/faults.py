@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, get_args, get_origin
@@ -13,7 +14,7 @@ from pydantic_core import ErrorDetails
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.sources import From
 from batchscout.orchestrator.config.stages import Pruner, StageConfig
-from batchscout.orchestrator.units import shortened
+from batchscout.orchestrator.units import counted, shortened
 from batchscout.trainers.criteria import LossByType
 from batchscout.trainers.strict import Strict
 
@@ -25,6 +26,9 @@ MOST_OF_A_VALUE = 80
 def fault_lines(items: Sequence[ErrorDetails], within: Place = ()) -> Iterator[str]:
     """Yield a line for each place at which something is wrong. within: the place that the faults' own places begin at."""
     placed = [(spoken_place(place := (*within, *item["loc"])), place, item) for item in _own_faults(items)]
+    meant = {_meant_key(place) for _, place, item in placed if item["type"] == "extra_forbidden"}
+    # What is there by another name is not missing.
+    placed = [one for one in placed if one[2]["type"] != "missing" or one[0] not in meant]
     for where, group in groupby(placed, key=lambda found: found[0]):
         (_, place, first), *others = group
         yield _line(where, place, [first, *(item for _, _, item in others)])
@@ -60,10 +64,13 @@ def _line(where: str, place: Place, items: Sequence[ErrorDetails]) -> str:
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
         case "extra_forbidden":
-            _, owner = _walked(place[:-1])
-            known = list(owner.model_fields) if owner else []
-            meant = _in_our_words(str(place[-1]), known, spoken_place(place[:-1]))
-            return f"{at}no such key; {meant or _instead(str(place[-1]), known)}"
+            meant = _meant_key(place)
+            remedy = (
+                f"write {meant}{NOTES.get(meant.partition(': ')[0], '')}"
+                if meant
+                else _instead(str(place[-1]), _keys_beside(place))
+            )
+            return f"{at}no such key; {remedy}"
         case "missing" if isinstance(place[-1], int):
             return f"{at}the list ends before it; {_such_as(place[:-1], None) or 'add it'}"
         case "missing":
@@ -78,12 +85,17 @@ def _line(where: str, place: Place, items: Sequence[ErrorDetails]) -> str:
             return f"{at}{message}"
         case _:
             taken = " or ".join(dict.fromkeys(map(_taken, items)))
-            return f"{at}it is {_value(first)}, and takes {taken}; {_such_as(place, first['input']) or _remedy(items)}"
+            return f"{at}it is {_value(first)}, and takes {taken}; {_such_as(place, first['input']) or _remedy(place, items)}"
 
 
 _NUMBERS = ("device_hours", "samples", "effective_batch_size")
 MAIN_KEYS = {str: ("type", "target"), int: _NUMBERS, float: _NUMBERS}
 """Of a section, the one that a word or a number in its place is meant for."""
+_ON_THE_HUB = {
+    "model": (("gpt", "hf"), "name: {}, pretrained: true"),
+    "data": (("python_stdlib", "text", "hf", "chat"), "path: {}"),
+}
+"""Of a section with a target: which are built in, and how hf takes any other name."""
 _HOURS = {"h": 1.0, "m": 1 / 60, "min": 1 / 60, "d": 24.0, "": 1.0}
 """By the units of a time, as in `budget=2h`."""
 
@@ -91,26 +103,59 @@ _HOURS = {"h": 1.0, "m": 1 / 60, "min": 1 / 60, "d": 24.0, "": 1.0}
 def _such_as(place: Place, value: object) -> str | None:
     """Return the remedy where a list of so many members stands, such as a pair, a list of seeds, or a section; None elsewhere."""
     (_, owner), (_, section) = _walked(place[:-1]), _walked(place)
+    full = _in_full(place, value)
     if place == ("seeds",) and isinstance(value, str):
         return "write whole numbers, such as [0, 1, 2]"
-    if place == ("seeds",) and isinstance(value, int) and value > 1:
-        seeds = ", ".join(map(str, range(min(value, 3)))) + (", ..." if value > 3 else "")
-        return f"{value} seeds are [{seeds}], and the seed {value} alone is [{value}]"
-    if section is not None and isinstance(value, str) and value in section.model_fields:
-        return f"write {{{value}: ...}}"
+    if place == ("seeds",) and isinstance(value, int) and value > 0:
+        return f"for {counted(value, 'seed')} write {full}, and for the seed {value} alone [{value}]"
+    if full:
+        return f"write {full}"
     if section is not None and isinstance(value, str) and "device_hours" in section.model_fields:
-        time = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", value)
-        if not time or time[2] not in _HOURS:
-            return "write the hours, such as {device_hours: 2}"
-        return f"write {{device_hours: {float(time[1]) * _HOURS[time[2]]:g}}}"
-    if section is not None and (keys := MAIN_KEYS.get(type(value))):
-        key = next((key for key in keys if key in section.model_fields), None)
-        given = int(value) if isinstance(value, float) and value.is_integer() else value
-        return f"write {{{key}: {given}}}" if key else None
+        return "write the hours, such as {device_hours: 2}"
     field = owner.model_fields.get(str(place[-1])) if owner else None
     if field is None or get_origin(field.annotation) is not tuple or ... in get_args(field.annotation):
         return None
     return f"write {len(field.default)} members, such as {list(field.default)}"
+
+
+def _in_full(place: Place, value: object) -> str | None:
+    """Return what a word or a number in place of a section or a list stands for, as it is written; None where it stands for nothing."""
+    section = _walked(place)[1]
+    if place == ("seeds",) and isinstance(value, int):
+        first = range(min(value, 3)) if value > 0 else [value]
+        return f"[{', '.join(map(str, first))}{', ...' if value > 3 else ''}]"
+    if place == ("stages",) and isinstance(value, dict) and value.keys() <= STAGES.keys():
+        beside = ", with the keys of each beside its type" if any(value.values()) else ""
+        return f"[{', '.join(f'{{type: {name}}}' for name in value)}]{beside}"
+    if section is None:
+        return None
+    if isinstance(value, str) and value in section.model_fields:
+        return f"{{{value}: ...}}"
+    if isinstance(value, str) and "device_hours" in section.model_fields:
+        time = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", value)
+        return f"{{device_hours: {float(time[1]) * _HOURS[time[2]]:g}}}" if time and time[2] in _HOURS else None
+    built_in, kwargs = _ON_THE_HUB.get(str(place[-1]), ((), ""))
+    if isinstance(value, str) and kwargs and value not in built_in and ":" not in value:
+        return f"{{target: hf, kwargs: {{{kwargs.format(value)}}}}}"
+    key = next((key for key in MAIN_KEYS.get(type(value), ()) if key in section.model_fields), None)
+    given = int(value) if isinstance(value, float) and value.is_integer() else value
+    return f"{{{key}: {given}}}" if key else None
+
+
+def as_option(word: str, value: str) -> str | None:
+    """Return the --set that an option which is called as a key was meant for; None where no key is called so."""
+    place = _in_our_words(word, list(StudyConfig.model_fields), "")
+    if place is None or place.startswith("-") or " or " in place:
+        return None
+    place, _, implied = place.partition(": ")
+    full = _in_full((place,), int(value) if value.isdecimal() else value) or ""
+    if only := re.fullmatch(r"\{(\w+): ([^{}]+)\}", full):
+        place, full = f"{place}.{only[1]}", only[2]
+    full = f"[{value}]" if word == "seed" else full
+    note = NOTES.get(place, "") if word in OUR_WORDS and word != "seed" else ""
+    in_samples = "SAMPLES" if "in samples" in note else ""
+    override = f"{place}={implied or in_samples or full or value or '...'}"
+    return f"write --set {shlex.quote(override)}{note}"
 
 
 def _taken(item: ErrorDetails) -> str:
@@ -121,7 +166,7 @@ def _taken(item: ErrorDetails) -> str:
             return "a list"
         case "too_short" | "too_long":
             return f"{'at least' if item['type'] == 'too_short' else 'at most'} {_counted(item)}"
-        case "string_type":
+        case "string_type" | "invalid_key":
             return "text"
         case "model_type" | "model_attributes_type" | "dict_type":
             return "keys of its own"
@@ -151,11 +196,11 @@ def _number(bound: Any) -> str:
     return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
-def _remedy(items: Sequence[ErrorDetails]) -> str:
+def _remedy(place: Place, items: Sequence[ErrorDetails]) -> str:
     kinds, value = {item["type"] for item in items}, items[0]["input"]
     words = [word for item in items for word in _words(item)]
     given = value.get("type") if isinstance(value, dict) else value
-    if isinstance(given, str) and (meant := _meant(given, words)):
+    if isinstance(given, str | int) and (meant := _meant(given, words)):
         return meant
     if kinds & {"byte_size", "byte_size_unit"}:
         return "write 512MiB or 1.5GiB"
@@ -171,17 +216,41 @@ def _remedy(items: Sequence[ErrorDetails]) -> str:
         return "write them below it, or in braces"
     if value is None:
         return "give it a value, or leave the key out"
-    return "add one" if kinds == {"too_short"} else "change it"
+    if kinds & {"too_short", "too_long"}:
+        return "add one" if kinds == {"too_short"} else "leave the others out"
+    if kinds & {"string_type", "invalid_key"}:
+        return f"write '{value}'"
+    return _number_meant(place, items)
 
 
-def _meant(given: str, words: Sequence[str]) -> str | None:
+def _number_meant(place: Place, items: Sequence[ErrorDetails]) -> str:
+    """Return the remedy for what is no number, or none that may stand there."""
+    (kind, *_), value = [item["type"] for item in items], items[0]["input"]
+    note, whole = NOTES.get(spoken_place(place), ""), any(item["type"].startswith("int_") for item in items)
+    if whole and (short := re.fullmatch(r"(\d[\d,_]*\.?\d*)([km])?", str(value).lower())):
+        number = float(re.sub("[,_]", "", short[1])) * {None: 1, "k": 1e3, "m": 1e6}[short[2]]
+        if number.is_integer() or not note:
+            return f"write {number:.0f}"
+    if whole and note and re.match(r"[\d.]", str(value)):
+        return f"write a whole number{note}"
+    if any(_words(item) or item["type"].startswith("bool") for item in items):
+        return "write one of these"
+    if _taken(items[0]) == "less than 1" and isinstance(value, int | float) and 1 < value < 100:
+        return f"for {value:g}% write {value / 100:g}"
+    if kind.startswith(("greater", "less")) and value == value:  # nan is neither too small nor too large
+        return "raise it" if kind.startswith("greater") else "lower it"
+    return "write it in digits"
+
+
+def _meant(given: str | int, words: Sequence[str]) -> str | None:
     """Return which of the words was meant; None where none is like it."""
     if given == "linear" and "table" in words:
         return "a straight fall is {type: table, factors: [1, 0]}, with optimizer.warmup: 0"
-    if (ours := OUR_WORDS.get(given)) in words:
+    spoken = _yaml(given) if isinstance(given, int) else given
+    if (ours := OUR_WORDS.get(spoken)) in words:
         return f"write {ours}"
-    short = [word for word in words if "_" in word and given.lower() == "".join(part[0] for part in word.split("_"))]
-    near = short or difflib.get_close_matches(given.lower(), words, n=1)
+    short = [word for word in words if "_" in word and spoken.lower() == "".join(part[0] for part in word.split("_"))]
+    near = short or difflib.get_close_matches(spoken.lower(), words, n=1)
     return f"did you mean {near[0]}?" if near else None
 
 
@@ -233,30 +302,64 @@ MOST_KEYS_TOLD = 20
 
 OUR_WORDS = {
     "learning_rate": "lr", "batch_size": "effective_batch_size", "global_batch_size": "effective_batch_size",
-    "per_device_train_batch_size": "micro_batch_size", "epochs": "sample_budget", "num_epochs": "sample_budget", "max_steps": "sample_budget",
-    "num_train_epochs": "sample_budget", "scheduler": "schedule", "lr_scheduler": "schedule", "dtype": "precision",
-    "mixed_precision": "precision", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "grad_clip": "max_gradient_norm", "max_grad_norm": "max_gradient_norm", "num_seeds": "seeds",
+    "train_batch_size": "effective_batch_size", "per_device_train_batch_size": "micro_batch_size", "epochs": "sample_budget",
+    "num_epochs": "sample_budget", "max_epochs": "sample_budget", "num_train_epochs": "sample_budget", "steps": "sample_budget",
+    "num_steps": "sample_budget", "max_steps": "sample_budget", "train_steps": "sample_budget", "scheduler": "schedule",
+    "lr_scheduler": "schedule", "dtype": "precision", "mixed_precision": "precision", "fp32": "float32", "fp16": "float16",
+    "bf16": "bfloat16", "grad_clip": "max_gradient_norm", "max_grad_norm": "max_gradient_norm", "num_seeds": "seeds", "seed": "seeds",
+    "grad_accum": "gradient_accumulation_steps", "accumulate_grad_batches": "gradient_accumulation_steps",
+    "gradient_checkpointing": "activation_checkpointing", "gpus": "world_size", "num_gpus": "world_size", "devices": "world_size",
+    "warmup_ratio": "warmup", "warmup_steps": "warmup", "hours": "device_hours", "bf16-mixed": "bfloat16", "16-mixed": "float16",
+    "16": "float16", "32": "float32", "true": "full", "false": "none",
 }  # fmt: skip
 """What other trainers call a key, or a word of a key's."""
+ELSEWHERE = {
+    "bf16": "precision: bfloat16", "fp16": "precision: float16", "output_dir": "--dir RUN_DIR on the command line",
+    **dict.fromkeys(("seq_len", "max_seq_len", "max_seq_length", "max_length", "block_size"), "data.kwargs.seq_len"),
+    "momentum": "optimizer.betas: [0.9, 0.95]",
+}  # fmt: skip
+"""What is written for a key of other trainers that is no key of ours by another name."""
+_IN_SAMPLES = " (in samples: epochs x training samples, steps x batch)"
+NOTES = {
+    "sample_budget": _IN_SAMPLES, "real_run.samples": _IN_SAMPLES, "optimizer.warmup": " (in samples: steps x batch, a share x sample_budget)",
+    "world_size": ", the GPUs of one trial, or placement.lanes, the trials at once", "seeds": ", a list such as [0, 1, 2]",
+    "model.kwargs.name": ", with model.target: hf", "data.kwargs.seq_len": ", where data.target takes it",
+    "optimizer.betas": ", whose first is SGD's momentum",
+}  # fmt: skip
+"""What else whoever meant a key by another word has to know."""
+
+
+def _keys_beside(place: Place) -> list[str]:
+    owner = _walked(place[:-1])[1]
+    return list(owner.model_fields) if owner else []
+
+
+def _meant_key(place: Place) -> str | None:
+    """Return what is written in place of a key that does not exist; None where nothing is known to be meant."""
+    return _in_our_words(str(place[-1]), _keys_beside(place), spoken_place(place[:-1]))
 
 
 def _in_our_words(word: str, known: Sequence[str], within: str) -> str | None:
     """Return the key that another trainer calls so, or that stands elsewhere in a study file; None where there is none. within: where it
     was found."""
-    key = OUR_WORDS.get(word, word)
-    sections = {name: _section_of(field.annotation) for name, field in StudyConfig.model_fields.items()}
     if word == "name" and "type" in known:
-        return f"write {within}.type"
+        return f"{within}.type"
+    if word in ELSEWHERE:
+        return ELSEWHERE[word]
+    key = OUR_WORDS.get(word, word)
+    key = "samples" if key == "sample_budget" and "samples" in known else key
+    sections = {name: _section_of(field.annotation) for name, field in StudyConfig.model_fields.items()}
     if key in known:
-        found = f"{within}.{key}" if within else key
-    elif key in sections:
-        found = key
-    else:
-        stages = {f"stages.{name}": stage for name, stage in _members_by_type(StageConfig).items()}
-        places = [f"{name}.{key}" for name, one in (sections | stages).items() if one and key in one.model_fields]
-        found = places[0] if len(places) == 1 or (places and not places[0].startswith("stages.")) else _listed(places)
-    in_samples = " (in samples: epochs x training samples, steps x batch)" if key == "sample_budget" else ""
-    return f"write {found}{in_samples}" if found else None
+        return f"{within}.{key}" if within else key
+    if key in sections and key != "name":
+        return key
+    stages = {f"stages.{name}": stage for name, stage in STAGES.items()}
+    places = [f"{name}.{key}" for name, one in (sections | stages).items() if one and key in one.model_fields]
+    if places and not places[0].startswith("stages."):
+        return places[0]
+    if within in _ON_THE_HUB and not difflib.get_close_matches(word, known, n=1):  # an argument of the target
+        return f"{within}.kwargs.{word}"
+    return _listed(places) or None
 
 
 def _instead(word: str, known: Sequence[str]) -> str:
@@ -283,4 +386,6 @@ def _members_by_type(choice: object) -> dict[str, type[Strict]]:
     return {member.model_fields["type"].default: member for member in get_args(union)}
 
 
-_BY_TYPE = _members_by_type(StageConfig) | _members_by_type(Pruner) | _members_by_type(LossByType)
+STAGES = _members_by_type(StageConfig)
+
+_BY_TYPE = STAGES | _members_by_type(Pruner) | _members_by_type(LossByType)

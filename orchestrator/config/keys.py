@@ -3,6 +3,7 @@ stages.py, those of `model`, `data` and `schedule` in trainers/config.py."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import (
@@ -77,6 +78,13 @@ def _name_of_a_directory(name: str) -> str:
     if found is not None:
         raise ValueError(f"{name!r} cannot be a directory below runs/: {found}; choose a name such as gpt-small")
     return name
+
+
+def _with_a_unit(value: object) -> object:
+    """Refuse text of which pydantic would read the number at its beginning alone, such as 80%."""
+    if isinstance(value, str) and re.match(r"\s*[\d.]", value) and not re.fullmatch(r"\s*[\d.]+\s*[A-Za-z]*\s*", value):
+        raise ValueError(f"{value!r} is no amount of memory; write an amount with a unit, such as 16GiB")
+    return value
 
 
 def _yaml_off(value: object) -> object:
@@ -247,7 +255,7 @@ class StudyConfig(Strict):
     by one (true, or blocks), the model as one graph with its norm, head and loss (whole, which fsdp cannot), or nothing
     (false). null: what the study's frontier or grid compiles first in its list, and the blocks if the study has
     neither."""
-    memory_limit: Annotated[ByteSize, Field(gt=0)] | None = None
+    memory_limit: Annotated[ByteSize, BeforeValidator(_with_a_unit), Field(gt=0)] | None = None
     """How much memory one rank may use, in bytes or as 512MiB. On a GPU: of its memory; null: all of it. On a CPU
     host: what the process may allocate beyond what it holds before a trial, and more is refused; null: what the
     host has free when the study starts, in equal parts for all ranks."""

@@ -10,12 +10,14 @@ from typing import Any, TypeAlias
 import yaml
 from pydantic import ValidationError
 
-from batchscout.orchestrator.config.faults import fault_lines
+from batchscout.orchestrator.config.faults import STAGES, fault_lines
 from batchscout.orchestrator.config.keys import StudyConfig, check_typed
 from batchscout.orchestrator.config.placeholders import PLACEHOLDER, placeholders
 from batchscout.orchestrator.config.regimes import OWN_WEIGHTS
 from batchscout.orchestrator.config.sources import with_source
 from batchscout.orchestrator.config.trial import check_knobs_of
+from batchscout.orchestrator.near_words import instead
+from batchscout.orchestrator.units import counted
 from batchscout.trainers.data.corpus import FILE_FORMATS
 from batchscout.trainers.files import own_file, quoted
 
@@ -24,6 +26,8 @@ Yaml: TypeAlias = "bool | int | float | str | list[Yaml] | dict[str, Yaml] | Non
 
 MOST_VALUES = 1_000_000
 """Nine lines of references to references hold a billion values, which no memory does."""
+FEWEST_BYTES = 10**6
+"""A smaller number without a unit was meant in GiB, or as a share: no model trains in so few bytes."""
 _MERGE = "tag:yaml.org,2002:merge"
 # Written in C, it reads a list of 10,000 numbers in 0.1 s where the other takes one second.
 _AnyLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -94,7 +98,7 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
     """
     if (stored := path / "study.yaml").is_file():
         raise ValueError(
-            f"{quoted(path)} is a run directory; to go on with its study, give its study file, too: batchscout run {quoted(stored)} --dir {quoted(path)}"
+            f"{quoted(path)} is a run directory, and a study file is taken; write {quoted(stored)} --dir {quoted(path)} in its place"
         )
     if not path.is_file():
         raise ValueError(f"there is no study file {quoted(path)}; check the path, or let batchscout init write one")
@@ -211,9 +215,13 @@ def _list_index(items: list[Yaml], name: str, override: str) -> int:
     by_type = [i for i, item in enumerate(items) if isinstance(item, dict) and item.get("type") == name]
     if by_type:
         return by_type[0]
+    there = [str(item["type"]) for item in items if isinstance(item, dict) and "type" in item]
+    if there and not name.isdigit():
+        remedy = f"add {{type: {name}}} to stages ({', '.join(there)})" if name in STAGES else instead(name, there)
+        raise ValueError(f"--set '{override}': no stage {name} here; {remedy}")
     if not name.isdigit() or int(name) >= len(items):
         raise ValueError(
-            f"--set '{override}': the list has {len(items)} members, numbered from 0; '{name}' is none of them"
+            f"--set '{override}': the list has {counted(len(items), 'member')}, numbered from 0, and '{name}' is none of them; set the list whole"
         )
     return int(name)
 
@@ -221,7 +229,12 @@ def _list_index(items: list[Yaml], name: str, override: str) -> int:
 def parse_study(tree: object, source: str) -> StudyConfig:
     """Return a checked StudyConfig, for a study that may begin. Raises ValueError with one line per fault."""
     config = parse_stored_study(tree, source)
+    limit = tree.get("memory_limit") if isinstance(tree, dict) else None
     try:
+        if str(limit).isdigit() and int(str(limit)) < FEWEST_BYTES:
+            raise ValueError(
+                f"memory_limit: {limit} is {limit} bytes, and without a unit {FEWEST_BYTES:,} are the fewest; write an amount with a unit, such as {limit}GiB"
+            )
         check_typed(config)
     except ValueError as error:
         raise ValueError(f"{source} does not describe a study:\n  {error}") from None

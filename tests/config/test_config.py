@@ -124,6 +124,7 @@ def test_a_fault_is_never_told_in_the_words_of_a_library() -> None:
         "constrained",
         "something else",
         "stages.0.",
+        "change it",
     ):
         assert [one for one in said if words in one.replace("validation", "").replace("invalid", "")] == []
 
@@ -131,17 +132,17 @@ def test_a_fault_is_never_told_in_the_words_of_a_library() -> None:
 @pytest.mark.parametrize(("override", "words"), [
     ("stages=[{smallest: 1}]", "stages.0: has no type; add one of frontier, throughput, equivalence, train, learning_rate, "),
     ("stages.train.pruner={}", "stages.train.pruner: has no type; add one of none, asha"),
-    ("stages.train.pruner={type: hyperband}", "stages.train.pruner: it is of the type 'hyperband', and takes none or asha; change it"),
+    ("stages.train.pruner={type: hyperband}", "stages.train.pruner: it is of the type 'hyperband', and takes none or asha; write one of these"),
     ("stages.frontier.activation_checkpointing=[fulll]", "it is 'fulll', and takes none, selective or full or a number; did you mean full?"),
     ("optimizer.betas=3", "optimizer.betas: it is 3, and takes a list; write 2 members, such as [0.9, 0.95]"),
     ("optimizer.betas=[0.9]", "optimizer.betas.1: the list ends before it; write 2 members, such as [0.9, 0.95]"),
     ("optimizer.betas=[0.9, 1, 2]", "optimizer.betas: it is [0.9, 1, 2], and takes at most 2 members; write 2 members, such as [0.9, 0.95]"),
-    ("optimizer.betas=[0.9, a]", "optimizer.betas.1: it is 'a', and takes a number; change it"),
-    ("optimizer.warmup=soon", "optimizer.warmup: it is 'soon', and takes auto or short or a whole number; change it"),
-    ("seeds=3", "seeds: it is 3, and takes a list; 3 seeds are [0, 1, 2], and the seed 3 alone is [3]"),
+    ("optimizer.betas=[0.9, a]", "optimizer.betas.1: it is 'a', and takes a number; write it in digits"),
+    ("optimizer.warmup=soon", "optimizer.warmup: it is 'soon', and takes auto or short or a whole number; write one of these"),
+    ("seeds=3", "seeds: it is 3, and takes a list; for 3 seeds write [0, 1, 2], and for the seed 3 alone [3]"),
     ("seeds=three", "write whole numbers, such as [0, 1, 2]"),
     ("seeds=[true]", "seeds has true, which is no number; write the number"),
-    ("seeds=[-1]", "seeds.0: it is -1, and takes at least 0; change it"),
+    ("seeds=[-1]", "seeds.0: it is -1, and takes at least 0; raise it"),
     ("real_run=1e6", "write {samples: 1000000}"),
     ("budget=2h", "write {device_hours: 2}"),
     ("budget=1.2.3h", "write the hours, such as {device_hours: 2}"),
@@ -164,14 +165,64 @@ def test_a_fault_is_never_told_in_the_words_of_a_library() -> None:
     ("micro_batch_size=8", "write batch.micro_batch_size"),
     ("epochs=3", "write sample_budget (in samples"),
     ("data=3", "data: it is 3, and takes keys of its own; write them below it, or in braces"),
-    ("optimizer.lr=.inf", "optimizer.lr: it is inf, and takes a finite number; change it"),
-    ("deterministic=maybe", "deterministic: it is 'maybe', and takes true or false; change it"),
+    ("optimizer.lr=.inf", "optimizer.lr: it is inf, and takes a finite number; write it in digits"),
+    ("deterministic=maybe", "deterministic: it is 'maybe', and takes true or false; write one of these"),
     ("sample_budget=", "sample_budget: it is null, and takes a whole number; give it a value, or leave the key out"),
-    ("model.target=7", "model.target: it is 7, and takes text; change it"),
+    ("model.target=7", "model.target: it is 7, and takes text; write '7'"),
 ])  # fmt: skip
 def test_a_fault_says_what_stands_there_and_what_may_and_the_remedy(tmp_path: Path, override: str, words: str) -> None:
     (line,) = refusal(tmp_path, "", override).splitlines()[1:]
     assert words in line
+
+
+@pytest.mark.parametrize(("override", "remedy"), [
+    ("memory_limit=80%", "write an amount with a unit, such as 16GiB"),
+    ("memory_limit=16", "write an amount with a unit, such as 16GiB"),
+    ("memory_limit=3 GiB, or so", "write an amount with a unit, such as 16GiB"),
+    ("model=gpt2", "write {target: hf, kwargs: {name: gpt2, pretrained: true}}"),
+    ("model=mine:Net", "write {target: mine:Net}"),
+    ("data=org/texts", "write {target: hf, kwargs: {path: org/texts}}"),
+    ("model={target: hf, name: gpt2}", "write model.kwargs.name, with model.target: hf"),
+    ("data={target: text, max_seq_len: 8}", "write data.kwargs.seq_len, where data.target takes it"),
+    ("model.dropout=0.1", "write model.kwargs.dropout"),
+    ("model.blokcs=h", "did you mean blocks?"),
+    ("data.batch_size=8", "write batch.effective_batch_size"),
+    ("real_run={epochs: 3}", "write real_run.samples (in samples: epochs x training samples"),
+    ("budget={hours: 2}", "write budget.device_hours"),
+    ("steps=1000", "write sample_budget (in samples: epochs x training samples, steps x batch)"),
+    ("max_steps=1000", "write sample_budget (in samples"),
+    ("bf16=true", "write precision: bfloat16"),
+    ("grad_accum=4", "write batch.gradient_accumulation_steps"),
+    ("accumulate_grad_batches=4", "write batch.gradient_accumulation_steps"),
+    ("output_dir=out", "write --dir RUN_DIR on the command line"),
+    ("gpus=4", "write world_size, the GPUs of one trial, or placement.lanes, the trials at once"),
+    ("max_seq_len=512", "write data.kwargs.seq_len"),
+    ("warmup_ratio=0.1", "write optimizer.warmup (in samples: steps x batch, a share x sample_budget)"),
+    ("optimizer.momentum=0.9", "write optimizer.betas: [0.9, 0.95], whose first is SGD's momentum"),
+    ("precision=bf16-mixed", "write bfloat16"),
+    ("precision=16-mixed", "write float16"),
+    ("precision=32", "write float32"),
+    ("activation_checkpointing=true", "write full"),
+    ("activation_checkpointing=false", "write none"),
+    ("optimizer.warmup=100 steps", "write a whole number (in samples: steps x batch"),
+    ("optimizer.warmup=10%", "write a whole number (in samples: steps x batch, a share x sample_budget)"),
+    ("headroom=10", "for 10% write 0.1"),
+    ("sample_budget=10k", "write 10000"),
+    ("sample_budget='1_000,000'", "write 1000000"),
+    ("sample_budget=0.1", "write a whole number (in samples"),
+    ("stages={frontier: {}}", "write [{type: frontier}]"),
+    ("stages={frontier: {steps: 5}, train: {}}", "write [{type: frontier}, {type: train}], with the keys of each beside its type"),
+    ("seeds=1", "for 1 seed write [0], and for the seed 1 alone [1]"),
+    ("seed=1", "write seeds, a list such as [0, 1, 2]"),
+])  # fmt: skip
+def test_what_people_type_by_habit_is_answered_with_what_to_write(tmp_path: Path, override: str, remedy: str) -> None:
+    (fault,) = refusal(tmp_path, "", override).splitlines()[1:]
+    assert remedy in fault
+
+
+@pytest.mark.parametrize("limit", ["1000000", "2MiB", "1.5 GiB", "900_000_000", "100KiB"])
+def test_an_amount_of_memory_has_a_unit_or_is_as_many_bytes_as_a_model_takes(tmp_path: Path, limit: str) -> None:
+    assert (load(tmp_path, "", f"memory_limit={limit}").memory_limit or 0) >= 100 * 2**10
 
 
 @pytest.mark.parametrize(("override", "place"), [
@@ -334,16 +385,16 @@ def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -
     ("stages: [{type: fronteer}]", r"stages.0: it is of the type 'fronteer', and takes frontier, throughput, .*; did you mean frontier\?$"),
     ("stages: [{type: frontier, activation_checkpointing: []}]", r"at least one member; add one$"),
     ("stages: []", r"stages: .*at least one member; add one$"),
-    ("sample_budget: many", r"sample_budget: it is 'many', and takes a whole number; change it$"),
-    ("world_size: 0", r"world_size: it is 0, and takes more than 0; change it$"),
-    ("sample_budget: 100000000000000000000", r"sample_budget: it is 10{20}, and takes less than 9007199254740992; change it$"),
-    ("seeds: [0, 1180591620717411303424]", r"seeds.1: it is 1180591620717411303424, and takes less than 4294967296; change it$"),
-    ("headroom: 150%", r"headroom: it is '150%', and takes less than 1; change it$"),
-    ("memory_limit: 0", r"memory_limit: it is 0, and takes more than 0; change it$"),
+    ("sample_budget: many", r"sample_budget: it is 'many', and takes a whole number; write it in digits$"),
+    ("world_size: 0", r"world_size: it is 0, and takes more than 0; raise it$"),
+    ("sample_budget: 100000000000000000000", r"sample_budget: it is 10{20}, and takes less than 9007199254740992; lower it$"),
+    ("seeds: [0, 1180591620717411303424]", r"seeds.1: it is 1180591620717411303424, and takes less than 4294967296; lower it$"),
+    ("headroom: 150%", r"headroom: it is '150%', and takes less than 1; lower it$"),
+    ("memory_limit: 0", r"memory_limit: it is 0, and takes more than 0; raise it$"),
     ("memory_limit: 3 bananas", r"memory_limit: it is '3 bananas', and takes an amount of memory; write 512MiB or 1.5GiB$"),
-    ("optimizer: {lr: -1}", r"optimizer.lr: it is -1, and takes more than 0.*; change it$"),
-    ("optimizer: {lr: .nan}", r"optimizer.lr: .*; change it$"),
-    ("tracking: {wandb: on}", r"tracking.wandb: it is true, and takes off, offline or online; change it$"),
+    ("optimizer: {lr: -1}", r"optimizer.lr: it is -1, and takes more than 0.*; raise it$"),
+    ("optimizer: {lr: .nan}", r"optimizer.lr: .*; write it in digits$"),
+    ("tracking: {wandb: on}", r"tracking.wandb: it is true, and takes off, offline or online; write one of these$"),
     ("batch: {micro_batch_size: 3, effective_batch_size: 32}",
      r"effective_batch_size \(32\) is not a multiple of micro_batch_size x world_size \(3 x 1 = 3\); choose a multiple of 3$"),
     ("world_size: 4\nbatch: {micro_batch_size: 3, effective_batch_size: 32}", r"\(32\).*\(3 x 4 = 12\); choose a multiple"),
@@ -365,7 +416,7 @@ def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -
     ("stages: [{type: train}, {type: train}]", r"'train' twice; .*split it in two studies$"),
     ("stages: [{type: train, unscaled_contrast: true}]",
      r"stages.train.unscaled_contrast: no such key; the keys here are: type, pruner, max_runs$"),
-    ("stages: [{type: train, max_runs: 0}]", r"stages.train.max_runs: it is 0, and takes more than 0; change it$"),
+    ("stages: [{type: train, max_runs: 0}]", r"stages.train.max_runs: it is 0, and takes more than 0; raise it$"),
     ("stages: [{type: branch}]", r"'branch' without 'train', which chooses the run that it trains again; add \{type: train\}$"),
     ("stages: [{type: train}, {type: branch}, {type: learning_rate}]",
      r"'branch' before 'learning_rate', which chooses the run that it trains again; put 'branch' after it$"),
@@ -373,12 +424,12 @@ def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -
      r"needs a phase of constant learning rate, and schedule.type is cosine; set schedule: \{type: warmup_stable_decay\}, or"),
     ("schedule: {decay: 40%}\nstages: [{type: train}, {type: branch, at: [0.3, 0.7]}]",
      r"branch.at has 0.7, .*stable phase ends at 0.6 of a run \(schedule.decay is 0.4\); begin earlier, or lower the decay$"),
-    ("stages: [{type: train}, {type: branch, samples: 0}]", r"stages.branch.samples: it is 0, and takes more than 0; change it$"),
-    ("objective: speed", r"objective: it is 'speed', and takes time, samples or target; change it$"),
+    ("stages: [{type: train}, {type: branch, samples: 0}]", r"stages.branch.samples: it is 0, and takes more than 0; raise it$"),
+    ("objective: speed", r"objective: it is 'speed', and takes time, samples or target; write one of these$"),
     ("objective: target", r"objective: target has no target_loss; add target_loss, the validation loss to reach$"),
     ("target_loss: 2.5", r"target_loss \(2.5\) is only used by objective: target; .* or remove target_loss$"),
     ("objective: samples\ntarget_loss: 2.5", r"target_loss \(2.5\) is only used by objective: target; "),
-    ("objective: target\ntarget_loss: .nan", r"target_loss: .*finite.*; change it$"),
+    ("objective: target\ntarget_loss: .nan", r"target_loss: .*finite.*; write it in digits$"),
 ])  # fmt: skip
 def test_a_bad_key_is_one_fault_that_says_where_what_and_the_remedy(tmp_path: Path, text: str, said: str) -> None:
     message = refusal(tmp_path, text)
@@ -436,7 +487,7 @@ def test_a_missing_file_and_one_that_is_no_study(tmp_path: Path) -> None:
         ),
         ("", "holds no keys; a study file needs at least model and data"),
         ("- 1", "holds no keys"),
-        ("1: 2\nmodel: {target: gpt}\ndata: {target: x}", "1: .*; change it"),
+        ("1: 2\nmodel: {target: gpt}\ndata: {target: x}", "1: .*; write '1'"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=re.compile(said, re.DOTALL)):
@@ -451,8 +502,9 @@ def test_a_missing_file_and_one_that_is_no_study(tmp_path: Path) -> None:
     ("=3", r"--set '=3' is not of the form key=value"),
     ("optimizer.lrr=3", r"optimizer.lrr: no such key; did you mean lr\? The keys here are: .*lr"),
     ("seeds=[1, 2", r"--set 'seeds=\[1, 2': what follows the = is not valid YAML; .*close its brackets$"),
-    ("stages.7.smallest=4", r"the list has 1 members, numbered from 0; '7' is none of them"),
-    ("stages.grid.smallest=4", r"the list has 1 members, numbered from 0; 'grid' is none of them"),
+    ("stages.7.smallest=4", r"the list has 1 member, numbered from 0, and '7' is none of them"),
+    ("stages.fronteer.smallest=4", r"no stage fronteer here; did you mean frontier\?"),
+    ("stages.grid.smallest=4", r"no stage grid here; add {type: grid} to stages"),
     ("name.first=4", r"lies inside a single value; set that value whole$"),
     ("name.first.second=4", r"lies inside a single value; set that value whole$"),
 ])  # fmt: skip

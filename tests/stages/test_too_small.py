@@ -23,4 +23,4 @@ def test_a_limit_far_below_the_leanest_mode_is_refused_with_both_numbers() -> No
 
 def test_without_a_limit_or_a_prediction_nothing_is_refused() -> None:
     check_fits(study_of(), MODES, smallest=2)
-    check_fits(study_of(memory_limit=1), [], smallest=2)
+    check_fits(study_of(memory_limit="1B"), [], smallest=2)
