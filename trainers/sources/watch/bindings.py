@@ -62,7 +62,7 @@ def bindings(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     yield from _by_iterable(code, place, seen)
     yield from _by_call(code, place, seen)
     yield from _by_call_within(code, place, seen)
-    yield from _by_tensors(code, place)
+    yield from _by_tensors(code, place, seen)
 
 
 def _by_the_loop(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
@@ -451,19 +451,56 @@ def _tables_apart(names: Sequence[str], tables: Mapping[str, Any], place: Place)
     return {}
 
 
-def _by_tensors(code: LossCode, place: Place) -> Iterator[Bound]:
+def _by_tensors(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     """The same tensors in every step: their rows are the samples."""
-    values = {name: place.get(name) for name in sorted(roots_of(code.inputs) - code.changed)}
+    values = {name: place.get(name) for name in sorted(roots_of(code.inputs) - code.changed - changing(seen))}
     tensors = {
         name: value
         for name, value in values.items()
         if isinstance(value, Tensor) and value.ndim and not value.requires_grad
     }
+    if any(is_another_later(name, place, seen) for name in tensors):
+        return
     sizes = {len(value) for value in tensors.values()}
     if tensors and len(sizes) == 1 and min(sizes) > 1:
         targets = ast.Tuple([ast.Name(name, ast.Store()) for name in tensors], ast.Store())
         source = _rows_of(tuple(tensors.values()), list(tensors), tensors, place)
         yield Bound((ast.Assign([targets], _batch()),), (), source, list(tensors.values()))
+
+
+def of_several_loaders(code: LossCode, place: Place, seen: Seen) -> str | None:
+    """Return why a loss that reads the batches of several loaders cannot be had; None where there is one, or one within another."""
+    names, read = set[str]().union(*map(_names_in, (*code.statements, code.loss))), dict[int, set[str]]()
+    for fetched in seen.backward.fetched:
+        parts = [part for part in _all_parts(fetched.batch) if is_of_numbers(part)]
+        found = {name for name in names if any(same_numbers(part, place.get(name)) for part in parts)}
+        read[id(fetched.loader)] = read.get(id(fetched.loader), set()) | found
+    apart = [own - other for own in read.values() for other in read.values() if own is not other]
+    if len(apart) < 2 or not all(apart):
+        return None
+    each = " and ".join(", ".join(sorted(own)) for own in reversed(read.values()))
+    return (
+        f"its loss reads the batches of {len(read)} loaders ({each}), and a study trains on those of one; let one loader give all, of a data "
+        "set whose samples hold one of each"
+    )
+
+
+def _all_parts(batch: Any) -> Iterator[Any]:
+    yield batch
+    for part in batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ():
+        yield from _all_parts(part)
+
+
+def fetches(statements: Sequence[ast.stmt], place: Place) -> str | None:
+    """Return the call by which statements fetch a batch themselves; None where there is none."""
+    calls = (one for statement in statements for one in ast.walk(statement) if isinstance(one, ast.Call))
+    for call in (one for one in calls if ast.unparse(one.func) == "next" and one.args):
+        of = (
+            place.get(ast.unparse(one)) for one in ast.walk(call.args[0]) if isinstance(one, ast.Name | ast.Attribute)
+        )
+        if any(isinstance(one, Iterator | DataLoader) for one in of):
+            return ast.unparse(call)
+    return None
 
 
 def _batch() -> ast.expr:
@@ -475,6 +512,15 @@ def changing(seen: Seen) -> set[str]:
     loops = seen.backward.all_loops
     targets = {name for loop in loops if isinstance(loop, ast.For) for name in targets_of(loop)}
     return targets | {name for loop in loops for name in assigned_in(loop)}
+
+
+def is_another_later(name: str, place: Place, seen: Seen) -> bool:
+    """True if a name had another value when the place was reached last: that of a function's argument, which no loop around it names."""
+    again = next((one for one in seen.places_again if (one.file, one.function) == (place.file, place.function)), None)
+    if again is None:
+        return False
+    value, later = place.get(name), again.get(name)
+    return value != later if isinstance(value, int | float | str) else not same_numbers(value, later)
 
 
 def roots_of(names: frozenset[str]) -> set[str]:

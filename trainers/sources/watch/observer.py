@@ -203,6 +203,8 @@ class Seen:
     """The script's own."""
     parts: dict[int, list[nn.Module]] = field(default_factory=dict)
     """All that these consist of, in the order of `modules()`."""
+    places_again: tuple[Place, ...] = ()
+    """The same as of the first call of backward, of the last one."""
     together: list[Optimizer] = field(default_factory=list)
     """Others of the class of the one that steps, which step with it, each for weights of its own."""
     made_with: dict[int, tuple[float, ...]] = field(default_factory=dict)
@@ -457,6 +459,7 @@ class _Observer:
         if self._num_backwards > MOST_BACKWARDS and not self.optimizers:
             raise Enough
         if self.seen.first_backward is not None:
+            self.seen.places_again = places
             run()
             self._norm = self._gradient_norm()
             return

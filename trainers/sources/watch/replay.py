@@ -25,8 +25,11 @@ from batchscout.trainers.sources.watch.bindings import (
     Bound,
     bindings,
     changing,
+    fetches,
     holds_a_graph,
+    is_another_later,
     is_of_numbers,
+    of_several_loaders,
     roots_of,
     with_batches,
     without_rows,
@@ -85,6 +88,8 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
         if carried := _carried(code, place):
             # A wider piece of the script would hide it; and what a narrower one has told says more.
             return NotReplayed([*reasons, carried][0], None if changes else _of_a_loader(seen))
+        if several := of_several_loaders(code, place, seen):
+            return NotReplayed(several, None)
         for bound in bindings(code, place, seen):
             frozen = _frozen(code, place, bound, seen)
             counters = frozen.counters if frozen is not None else ()
@@ -227,7 +232,12 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
     """Return what a loss reads that is another in every batch and does not come from it: a study would keep it as it was in the first;
     None where there is nothing."""
     counted = {name for one in bound.begin for name in _given_a_number(one)}
-    _, _, read = _batched(code, bound)
+    kept, _, read = _batched(code, bound)
+    if (call := fetches(kept, place)) is not None:
+        return _Frozen(
+            f"its loss fetches a batch besides its own ({call}), and a study trains on the samples of one loader; let one give all, of a data "
+            "set whose samples hold one of each"
+        )
     changes, counters = changing(seen), dict[str, _Frozen]()
     for name in sorted(read):
         root = name.split(".")[0]
@@ -235,7 +245,8 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
         if _of_this_batch(code, name, value) or _is_accumulation(name, value, seen):
             continue
         is_plain = isinstance(value, int | float | str | Tensor) or is_of_numbers(value)
-        if is_plain and (name in counted or (root not in bound.names and (name in changes or root in changes))):
+        is_another = name in changes or root in changes or ("." not in name and is_another_later(name, place, seen))
+        if is_plain and (name in counted or (root not in bound.names and is_another)):
             found = _Frozen(
                 f"its loss reads {name}, which is another in later batches and does not come from the batch, and a study would keep it as it was in "
                 "the first; compute it from the batch, or let a DataLoader give it",

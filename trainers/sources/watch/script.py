@@ -214,6 +214,7 @@ def _in_the_users_words(script: str) -> Iterator[None]:
 def _put_away(seen: Seen) -> None:
     """Give back the memory of what was watched: each run has weights of its own."""
     seen.backward.gradients.clear()
+    seen.places_again = ()
     for step in seen.steps:
         step.optimizer.state.clear()
     for one in (p for some in seen.parameters.values() for p in some):

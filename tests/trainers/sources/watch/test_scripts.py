@@ -920,11 +920,32 @@ REFUSED = {
             optimizer.step()
     """,
     "raised ZeroDivisionError": "1 / 0",
-    "reads [xu], which is another in later batches": """
+    "reads the batches of 2 loaders .x, y and u.": """
         others = DataLoader(TensorDataset(torch.randn(90, 8)), batch_size=9, shuffle=True)
         optimizer = torch.optim.Adam(net.parameters())
         for (x, y), (u,) in zip(train_loader, others):
             (F.cross_entropy(net(x), y) + net(u).pow(2).mean()).backward(); optimizer.step()
+    """,
+    "reads the batches of 2 loaders .x, y and u, v.": """
+        others = DataLoader(TensorDataset(torch.randn(60, 8), torch.randn(60, 3)), batch_size=6, shuffle=True)
+        optimizer = torch.optim.Adam(net.parameters())
+        for (x, y), (u, v) in zip(train_loader, others):
+            (F.cross_entropy(net(x), y) + F.mse_loss(net(u), v)).backward(); optimizer.step()
+    """,
+    "fetches a batch besides its own .next.others..": """
+        import itertools
+        others = itertools.cycle(DataLoader(torch.ones(90, 8), batch_size=9))
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in train_loader:
+            u = 2 * next(others)
+            (F.cross_entropy(net(x), y) + net(u).pow(2).mean()).backward(); optimizer.step()
+    """,
+    "reads [ac], which is another in later batches": """
+        others = DataLoader(torch.randn(60, 8), batch_size=6, shuffle=True)
+        optimizer = torch.optim.Adam(net.parameters())
+        def step(a, b, c):
+            (F.cross_entropy(net(a), b) + net(c).pow(2).mean()).backward(); optimizer.step()
+        for (x, y), u in zip(train_loader, others): step(x + 1, y, u + 1)
     """,
     "reads step, which is another in later batches": """
         optimizer, step = torch.optim.Adam(net.parameters()), 0
