@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,7 +23,7 @@ from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
 from batchscout.trainers.device.device import pick_device
 from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, SourceFault, raised_where
-from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, seeded
+from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, read_once, seeded
 from batchscout.trainers.model.losses import autocasting, loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
 from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_trainer
@@ -35,6 +37,10 @@ from batchscout.trainers.sources.watch.script import watched
 
 SAME_LOSS = 1e-4
 """So far, as a share of itself, a loss may differ from one time to the next by how its sum was rounded."""
+SAMPLES_DOUBLED, DRAWS, SECONDS_OF_DRAWS = 8, 6, 5.0
+"""So many samples tell a mean from a sum; and where random numbers move the loss, it is computed so often, or for so long."""
+GROWS_BY = 0.05
+"""So much, as a share of itself, no mean grows when all its samples are taken twice."""
 _WANTED = {"lightning": FORMS, "transformers": "a Trainer of transformers, or an SFTTrainer of trl"}
 
 
@@ -71,15 +77,27 @@ def read(source: Source) -> Settings:
         settings = replace(settings, taken=(f"model: {inner} ({size:,} parameters), as its Trainer has it",))
     train_set, _ = loaded(loaders, source.target)
     train_set = first_of(train_set, SAMPLES_LOOKED_AT)
+    draws = isinstance(made, Loop) and made.loss is not None and _draws(module, train_set)
+    reduction = "mean"
+    if isinstance(made, Loop) and made.loss is not None and source.num_targets is None:
+        reduction = _reduction(module, train_set, draws=draws)
+    if reduction == "neither":
+        raise LossNotSeen(
+            "its loss is one of the whole batch, as a contrastive one is: it grows with the number of samples, and not as a sum, so that no sample has a "
+            "loss of its own and a batch cannot be split; write what a study is to take, of each micro-batch by itself, as package.module:callable, "
+            "which takes (module, batch) and returns (loss_sum, num_targets), and name it beside from in the study file: loss: "
+            "package.module:callable (docs/own/script.md)"
+        )
     if isinstance(made, Loop) and made.loss is None:
         loss = None
-    elif isinstance(made, Loop) and source.num_targets is None and _is_a_sum(module, train_set):
+    elif reduction == "sum":
+        assert isinstance(made, Loop)
         kwargs = {**kwargs, "sums": True}
         settings, loss = settings_of(replace(made, sums=True), loaders[0]), None
     else:
         ignored = made.seen.ignored_targets if isinstance(made, Loop) else set[int]()
         loss = _loss(module, train_set, source.num_targets, min(ignored, default=IGNORED_TARGET))
-    if isinstance(made, Loop) and made.loss is not None and _draws(module, train_set):
+    if draws:
         told = (
             "its loss of a batch draws random numbers (noise, masks, mixed samples), and validation computes the same loss, so val_loss has this "
             "randomness, too"
@@ -149,15 +167,30 @@ def _sample_seconds(module: nn.Module, loss: MeanLoss | None, train_set: SampleS
     return None if taken is None else taken[0] / settings.keys["batch"]["micro_batch_size"] + taken[1]
 
 
-def _is_a_sum(module: nn.Module, train_set: SampleSet) -> bool:
-    """True if the loss of samples that are all taken twice is about twice that of these samples: a mean would be the same, even where
-    random numbers move both."""
-    once = list(range(min(SAMPLES_LOOKED_AT, len(train_set))))
-    module.eval()
-    with torch.no_grad(), seeded(module, 0):
-        values = [float(module(fetch(train_set, part))) for part in (once, [*once, *once])]
-    module.train()
-    return abs(values[1]) > SUM_OR_MEAN * abs(values[0])
+def _reduction(module: nn.Module, train_set: SampleSet, *, draws: bool) -> Literal["mean", "sum", "neither"]:
+    """Return what a loss is of those of its samples, from what it comes to where some are all taken once, twice and four times. A mean
+    stays, and what a sum grows by doubles; a contrastive loss grows by log 2 each time. draws: whether random numbers move it."""
+    train_set, once = read_once(train_set), list(range(min(SAMPLES_DOUBLED, len(train_set))))
+    found, ends = list[list[float]](), time.monotonic() + SECONDS_OF_DRAWS
+    while len(found) < (DRAWS if draws else 1) and time.monotonic() < ends:
+        module.eval()
+        with torch.no_grad(), seeded(module, len(found)):
+            found.append([float(module(fetch(train_set, once * times))) for times in (1, 2, 4)])
+        module.train()
+    first, _ = _mean_and_error([one for one, _, _ in found])
+    grown, error = _mean_and_error([two - one for one, two, _ in found])
+    again, error_again = _mean_and_error([four - two for _, two, four in found])
+    beyond, error_beyond = _mean_and_error([(four - two) - 2 * (two - one) for one, two, four in found])
+    if abs(first + grown) > SUM_OR_MEAN * abs(first):
+        return "neither" if abs(beyond) > max(abs(grown) / 4, error_beyond) else "sum"
+    is_clear = abs(grown) > max(GROWS_BY * abs(first), error) and abs(again) > error_again
+    return "neither" if is_clear and again / grown > 0.75 else "mean"
+
+
+def _mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Return the mean, and how far random numbers alone hardly ever move it."""
+    error = 4 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.fmean(values), error
 
 
 def _draws(module: nn.Module, train_set: SampleSet) -> bool:

@@ -126,9 +126,7 @@ def not_adding_up(module: nn.Module, loss: LossFunction, train_set: SampleSet, d
     """Return by how much the losses or gradients of some samples do not add up to those of all in one batch; None where they do, and
     where random numbers move the loss, so that nothing can be said."""
     indices = _unlike(train_set, SAMPLES_THAT_ADD_UP)
-    # Another may pad them to each other.
-    if library_of(getattr(train_set, "__getitems__", None)) in ("", "torch", "datasets"):
-        train_set = _Drawn(train_set)
+    train_set = read_once(train_set)
 
     def measured(part: Sequence[int], seed: int = 0) -> tuple[float, float]:
         with seeded(module, seed):
@@ -146,6 +144,13 @@ def not_adding_up(module: nn.Module, loss: LossFunction, train_set: SampleSet, d
             return NotAddingUp(figure, of_all, sum(parts), len(indices))
     apart = _gradients_apart(module, loss, train_set, indices, device)
     return GradientsNotAddingUp(apart, len(indices)) if apart is not None and apart > GRADIENTS_ADD_UP_WITHIN else None
+
+
+def read_once(samples: SampleSet) -> SampleSet:
+    """Return a set whose samples, once read, stay as they are; the same set where another library reads several at once, since it may pad
+    them to each other."""
+    is_one_by_one = library_of(getattr(samples, "__getitems__", None)) in ("", "torch", "datasets")
+    return _Drawn(samples) if is_one_by_one else samples
 
 
 class _Drawn:

@@ -312,6 +312,48 @@ def test_a_loss_that_draws_is_told_as_evaluations_take_it_too(
     assert any("draws random numbers" in one for one in said.told) is draws
 
 
+CONTRASTED = """
+class Draws(torch.utils.data.Dataset):  # other samples each time
+    def __len__(self): return 60
+    def __getitem__(self, place): return X[place] + 3 * torch.randn(8), Y[place]
+def contrasted(a, b):
+    return F.cross_entropy(F.normalize(a, dim=1) @ F.normalize(b, dim=1).T / TEMPERATURE, torch.arange(len(a)))
+optimizer, TEMPERATURE = torch.optim.{optimizer}(net.parameters()), 0.5
+for x, y in {loader}:
+    view = x + 0.1 * torch.randn_like(x)
+    loss = {loss}
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
+@pytest.mark.parametrize("temperature", [0.05, 0.5, 5.0])
+@pytest.mark.parametrize("other", ["view", "2 * x"])
+def test_a_contrastive_loss_is_told_as_one_of_the_whole_batch(
+    folder: Path, optimizer: str, temperature: float, other: str
+) -> None:
+    text = CONTRASTED.format(optimizer=optimizer, loader="train_loader", loss=f"contrasted(net(x), net({other}))")
+    watched(folder, text.replace("0.5\n", f"{temperature}\n"))
+    with pytest.raises(LossNotSeen, match="its loss is one of the whole batch, as a contrastive one"):
+        read(Source("script", "train.py", {"args": []}))
+
+
+@pytest.mark.parametrize("loader", ["train_loader", "DataLoader(Draws(), batch_size=6)"])
+@pytest.mark.parametrize(
+    ("loss", "is_sum"),
+    [
+        ("F.cross_entropy(net(x), y)", False), ("F.mse_loss(net(view), net(x))", False),
+        ("F.cross_entropy(net(view), y) * float(torch.rand(()))", False),
+        ("F.cross_entropy(net(x), y, reduction='sum')", True), ("F.mse_loss(net(view), net(x), reduction='sum')", True),
+        ("3 + F.cross_entropy(net(view), y, reduction='sum')", True),
+    ],
+)  # fmt: skip
+def test_a_sum_over_the_batch_is_told_from_a_mean(folder: Path, loader: str, loss: str, is_sum: bool) -> None:
+    watched(folder, CONTRASTED.format(optimizer="Adam", loader=loader, loss=loss))
+    said = read(Source("script", "train.py", {"args": []}))
+    assert any("its loss is a sum over the batch" in one for one in said.told) is is_sum
+
+
 @pytest.mark.parametrize(
     ("before", "allowed"), [("", None), ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True)]
 )
