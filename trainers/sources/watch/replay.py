@@ -83,18 +83,18 @@ class NotReplayed:
 def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
     """Return the loss of a batch. What is tried first is what scripts do most: a loop over a DataLoader, then a call that returns
     batches, then the same tensors in every step."""
-    reasons, changes, of_one_size = list[str](), False, list[str]()
+    reasons, others, changes, of_one_size = list[str](), list[str](), False, list[str]()
     for place, code in _codes(seen.backward):
         if carried := _carried(code, place):
             # A wider piece of the script would hide it; and what a narrower one has told says more.
-            return NotReplayed([*reasons, carried][0], None if changes else _of_a_loader(seen))
+            return NotReplayed([*others, *reasons, carried][0], None if changes else _of_a_loader(seen))
         if several := of_several_loaders(code, place, seen):
             return NotReplayed(several, None)
         for bound in bindings(code, place, seen):
             frozen = _frozen(code, place, bound, seen)
             counters = frozen.counters if frozen is not None else ()
             if frozen is not None and not _same_at_every_count(code, place, bound, seen, counters):
-                reasons.insert(0, frozen.reason)  # it says more than what came of trying
+                others.append(frozen.reason)
                 changes |= not frozen.is_state
                 continue
             found = _function(code, place, _counting(bound, counters, _COUNTS[0]))
@@ -122,7 +122,11 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
     if not seen.backward.fetched:
         why = (without_rows(code, place, seen) for place, code in _codes(seen.backward))
         reasons = [*filter(None, why), *reasons]
-    reasons = [*of_one_size, *reasons]  # what gave the loss that was seen says most
+    reasons = [
+        *of_one_size,
+        *others,
+        *reasons,
+    ]  # what gave the loss that was seen says most, and what came of trying least
     reason = reasons[0] if reasons else "no loop was found that takes a batch, computes its loss and calls backward"
     return NotReplayed(reason, None if changes else _of_a_loader(seen))
 

@@ -12,8 +12,9 @@ from types import CodeType
 from typing import Any
 
 Loop = ast.For | ast.While
-_CHANGES_ITS_OWNER = ("append", "extend", "insert", "update", "add")
-"""Methods that add to the list, dictionary or set that they are called on."""
+_CHANGES_ITS_OWNER = re.compile("append|extend|insert|update|add|.*[^_]_")
+"""Methods that add to the list, dictionary or set that they are called on, and those of tensors in place: `x.div_(255)`."""
+_KEEPS_VALUES = ("requires_grad_", "detach_")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[Los
         before = [one for level in levels[start:] for one in level.body[: level.place]]
         kept, inputs = needed(before, expression)
         loop = owner if isinstance(owner, Loop) else None
-        changed = frozenset(_assigned(levels[start].body))
+        changed = frozenset(_assigned(levels[start].body) | _changed_in_place(levels[start].body))
         resets = tuple(one for one in levels[start].body if one not in kept and _may_reset(one))
         yield LossCode(tuple(kept), expression, frozenset(inputs), loop, changed, assignments, resets)
 
@@ -193,7 +194,7 @@ def may_be_made_first(code: LossCode, name: str) -> bool:
 
 def assigned_in(loop: Loop) -> set[str]:
     """Return what a loop's body gives a value to, in whatever branch."""
-    return _assigned(loop.body)
+    return _assigned(loop.body) | _changed_in_place(loop.body)
 
 
 def _read(node: ast.AST) -> set[str]:
@@ -270,10 +271,17 @@ def _whole(target: ast.expr) -> set[str]:
 
 
 def _added_to(statement: ast.stmt) -> set[str]:
-    """Return what a statement adds something to: `losses` of `losses.append(loss)`."""
+    """Return what a statement adds something to, `losses` of `losses.append(loss)`, or changes in place: `x` of `x[:, 0].zero_()`."""
     calls = [one.func for one in ast.walk(statement) if isinstance(one, ast.Call)]
-    owners = [one.value for one in calls if isinstance(one, ast.Attribute) and one.attr in _CHANGES_ITS_OWNER]
-    return {_dotted(one) for one in owners} - {""}
+    owners = [one.value for one in calls if isinstance(one, ast.Attribute) and _CHANGES_ITS_OWNER.fullmatch(one.attr)]
+    return {_dotted(one.value if isinstance(one, ast.Subscript) else one) for one in owners} - {""}
+
+
+def _changed_in_place(statements: Iterable[ast.stmt]) -> set[str]:
+    """Return the names whose tensors get other values by a method of theirs."""
+    calls = [node.func for one in statements for node in walk_own(one) if isinstance(node, ast.Call)]
+    methods = [one for one in calls if isinstance(one, ast.Attribute) and re.fullmatch(".*[^_]_", one.attr)]
+    return {_dotted(one.value) for one in methods if one.attr not in _KEEPS_VALUES} - {""}
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -646,6 +646,19 @@ FORMS = {
                 optimizer.zero_grad(); loss.backward(); optimizer.step()
                 step += 1
     """,
+    "in place": """
+        optimizer, seen, mean = torch.optim.AdamW(net.parameters(), lr=0.01), torch.zeros(8), torch.zeros(8)
+        for epoch in range(5):
+            for x, y in train_loader:
+                seen.mul_(0.9).add_(x.mean(0))
+                x.sub_(0.5).div_(2.0)
+                x[:, 0].zero_()
+                x -= 0.1
+                out = net(x)
+                out.mul_(3.0)
+                optimizer.zero_grad(); F.cross_entropy(out, y).backward(); optimizer.step()
+                mean.lerp_(x.mean(0), 0.1)
+    """,
     "the loss in several lines": """
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
         for epoch in range(5):
@@ -1002,6 +1015,20 @@ REFUSED = {
             loss = F.cross_entropy(net(x), y) * (2.0 if number % 10 == 9 else 1.0)
             optimizer.zero_grad(); loss.backward(); optimizer.step()
     """,
+    "reads weights, which is another in later batches": """
+        optimizer, weights = torch.optim.Adam(net.parameters()), torch.ones(3)
+        for epoch in range(5):
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y, weight=weights)
+                optimizer.zero_grad(); loss.backward(); optimizer.step()
+                weights.copy_(torch.softmax(net(x).detach().mean(0), 0))
+    """,
+    "reads seen, which is another in later batches": """
+        optimizer, seen = torch.optim.Adam(net.parameters()), torch.zeros(8)
+        for x, y in train_loader:
+            seen.mul_(0.9).add_(x.mean(0))
+            optimizer.zero_grad(); F.cross_entropy(net(x - seen), y).backward(); optimizer.step()
+    """,
     "reads i, which is another in later batches": """
         optimizer = torch.optim.Adam(net.parameters())
         for epoch in range(5):
@@ -1176,6 +1203,7 @@ ROWS = {
     "shuffled within": "order = torch.randperm(len(X))\nfor i in range(0, len(X), 6):\n    x, y = X[order[i:i+6]], Y[order[i:i+6]]\n    STEP",
     "split": "for rows in torch.randperm(len(X)).split(6):\n    x, y = X[rows], Y[rows]\n    STEP",
     "arrays": "for i in range(0, len(X), 6):\n    x, y = torch.from_numpy(A[i:i+6]), torch.tensor(B[i:i+6])\n    STEP",
+    "in place": "for i in range(0, len(X), 6):\n    x, y = torch.from_numpy(A[i:i+6].copy()), Y[i:i+6]\n    x -= 0.5\n    x.div_(2.0).sub_(1.0)\n    STEP",
     "lists": "for i in range(0, len(L), 6):\n    x, y = torch.stack([torch.tensor(one) for one in L[i:i+6]]), torch.tensor(M[i:i+6])\n    STEP",
     "drawn": "for number in range(10):\n    rows = torch.randint(0, len(X), (6,))\n    x, y = X[rows], Y[rows]\n    STEP",
     "columns": "for i in range(0, len(W), 6):\n    x, y = W[i:i+6, :8], W[i:i+6, 8].long()\n    STEP",
