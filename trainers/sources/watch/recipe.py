@@ -44,9 +44,16 @@ def settings(loop: Loop) -> Settings:
     batch = loop.micro_batch_size * loop.num_micro_batches
     length, in_steps = run_samples(loop.batches.source, loop.seen, loop.micro_batch_size) or (None, False)
     told = list(_schedule(loop, keys, batch, length))
-    keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": loop.seen.max_gradient_norm}
+    keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": _clipped_at(loop)}
     told += told_of_momentum(loop.optimizer)
     return Settings(keys, (*told, *_told(loop)), length, in_steps, taken=tuple(_taken(loop, batch)))
+
+
+def _clipped_at(loop: Loop) -> float | None:
+    """Return the norm at which a study clips the mean gradient of a step's samples, so that it clips the same steps as the script, whose
+    gradient may be a sum."""
+    added_up = (loop.micro_batch_size if loop.sums else 1) * (1 if loop.is_averaged else loop.num_micro_batches)
+    return None if loop.seen.max_gradient_norm is None else loop.seen.max_gradient_norm / added_up
 
 
 def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) -> Iterator[str]:
@@ -142,6 +149,15 @@ def _averages(seen: Seen) -> str:
     return ", ".join(sorted(kept))
 
 
+def _clips(loop: Loop) -> str:
+    if loop.seen.max_gradient_norm is None:
+        return ""
+    return (
+        f"; it clips the mean at {_clipped_at(loop):.3g} where the script clips the sum at {loop.seen.max_gradient_norm:.3g}, and so the same steps "
+        "at the script's own batch"
+    )
+
+
 def _told(loop: Loop) -> Iterator[str]:
     source = loop.batches.source
     if isinstance(source, FromLoader) and loop.validation is None:
@@ -168,11 +184,11 @@ def _told(loop: Loop) -> Iterator[str]:
             f"gradient's size; divide the loss by {loop.num_micro_batches}, and multiply the learning rate by it"
         )
     if loop.sums:
-        yield "its loss is a sum over the batch; a study takes the mean, whose gradient does not grow with the batch"
+        yield f"its loss is a sum over the batch; a study takes the mean, whose gradient does not grow with the batch{_clips(loop)}"
     if not loop.is_averaged:
         yield (
             f"it adds up the gradients of {loop.num_micro_batches} micro-batches, where a study takes their mean: its optimizer divides by the "
-            "gradient's size, and what it clips is another"
+            f"gradient's size{_clips(loop)}"
         )
     if loop.seen.together:
         yield (

@@ -156,6 +156,28 @@ def test_accumulated_micro_batches_are_one_step_and_a_sum_of_them_is_told(
     assert model(batch).item() == pytest.approx(wanted.item(), rel=1e-5), "the loss of a micro-batch by itself"
 
 
+CLIPPED = """
+optimizer, count = torch.optim.Adam(net.parameters(), lr=0.1), {count}
+for number, (x, y) in enumerate(train_loader):
+    F.cross_entropy(net(x), y, reduction="{reduction}").backward()
+    if (number + 1) % count == 0:
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.6)
+        optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("reduction", "count", "wanted"), [("mean", 1, 0.6), ("sum", 1, 0.1), ("mean", 2, 0.3), ("sum", 2, 0.05)]
+)
+def test_the_mean_of_a_step_is_clipped_where_the_script_clips_the_sum(
+    folder: Path, reduction: str, count: int, wanted: float
+) -> None:
+    watched(folder, CLIPPED.format(reduction=reduction, count=count))
+    said = read(Source("script", "train.py", {"args": []}))
+    assert said.keys["optimizer"]["max_gradient_norm"] == pytest.approx(wanted)
+    assert any(f"clips the mean at {wanted:.3g}" in one for one in said.told) is (wanted != 0.6)
+
+
 SCHEDULED = """
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 schedule = {made}
