@@ -27,9 +27,24 @@ from batchscout.trainers.sources.settings import num_samples_of
 from batchscout.trainers.sources.watch.statements import compiled
 
 _TESTS = ("test", "te")
-_VALIDATES = ("val", "vali", "valid", "validation", "eval", "evaluation", "dev", "heldout", "holdout", *_TESTS)
+_VALIDATES = (
+    "val",
+    "vali",
+    "valid",
+    "validation",
+    "eval",
+    "evaluation",
+    "dev",
+    "heldout",
+    "holdout",
+    "va",
+    "vl",
+    *_TESTS,
+)
 """What validation data are called, the likeliest first."""
 _TRAINS = ("train", "training", "trn")
+_IN_A_NAME = re.compile("train(ing)?|trn|tr(?=_|$)")
+"""What training data are called, within a name."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +152,7 @@ def _validating(
     for word in _VALIDATES:
         other = ast.parse(ast.unparse(call), mode="eval").body
         renamed = [_renamed(one, word, names) for one in ast.walk(other)]
-        if not any(renamed):
+        if not any(renamed) or any(_is_of_training(one, names) for one in ast.walk(other)):
             continue
         try:
             if _shapes(next(calls(other)(), None)) == wanted:
@@ -152,10 +167,15 @@ def _renamed(node: ast.AST, word: str, names: Mapping[str, Any]) -> bool:
     if isinstance(node, ast.Constant) and node.value in _TRAINS:
         node.value = word
         return True
-    if isinstance(node, ast.Name) and (other := re.sub("train(ing)?", word, node.id)) != node.id and other in names:
+    if isinstance(node, ast.Name) and (other := _IN_A_NAME.sub(word, node.id)) != node.id and other in names:
         node.id = other
         return True
     return False
+
+
+def _is_of_training(node: ast.AST, names: Mapping[str, Any]) -> bool:
+    """True of a table of training data: its rows are not those of tables of validation data beside it."""
+    return isinstance(node, ast.Name) and _IN_A_NAME.search(node.id) is not None and is_table(names.get(node.id))
 
 
 def _shapes(batch: Any) -> Any:
@@ -228,8 +248,9 @@ def alike(one: Any, other: Any) -> bool:
 def names_apart(names: Sequence[str]) -> Iterator[list[str]]:
     """Yield what tables of validation data may be called, beside those of training data, the likeliest first."""
     for word in _VALIDATES:
-        in_its_place = [re.sub("train(ing)?|trn|tr(?=_|$)", word, one) for one in names]
-        yield from (one for one in (in_its_place, [f"{one}_{word}" for one in names]) if one != list(names))
+        in_its_place = [_IN_A_NAME.sub(word, one) for one in names]
+        before = [re.sub(r"(\w+)$", rf"{word}_\1", one) for one in names]
+        yield from (one for one in (in_its_place, [f"{one}_{word}" for one in names], before) if one != list(names))
 
 
 def rows_of(table: Any, rows: list[int]) -> Any:
@@ -331,8 +352,12 @@ def is_for_tests(name: str) -> bool:
 
 
 def _words(name: str) -> set[str]:
-    """Return the words of a name: of `valLoader2` val and loader."""
-    return {one.lower() for one in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+    """Return the words of a name: of `valLoader2` and `valloader` val and loader."""
+    words = [one.lower() for one in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
+    return {part for one in words for part in _JOINED.sub(r"\1 \2", one).split()}
+
+
+_JOINED = re.compile(f"^({'|'.join((*_TRAINS, *_VALIDATES))})((?:data)?(?:loader|set|iter)|data|dl)$")
 
 
 def _is_apart(one: DataLoader[Any], other: DataLoader[Any]) -> bool:

@@ -161,7 +161,9 @@ def _clips(loop: Loop) -> str:
 def _told(loop: Loop) -> Iterator[str]:
     source = loop.batches.source
     if isinstance(source, FromLoader) and loop.validation is None:
-        yield f"no other loader of the script is of validation data, so {EVERY_TENTH}"
+        others = {_name_of(loop, one) for one in loop.seen.loaders if one.dataset is not source.loader.dataset}
+        named = f"no other loader of the script ({', '.join(sorted(others))}) has a name of validation data (val_loader, say)"
+        yield f"{named if others else 'no other loader of the script is of validation data'}, so {EVERY_TENTH}"
     if is_for_tests(name := _name_of_validation(loop)):
         yield (
             f"no validation data were found, so the study chooses by {name}; a test score on it afterwards looks better than it is"

@@ -1307,15 +1307,42 @@ def test_rows_that_are_drawn_by_weights_or_of_a_table_that_changes_are_refused(f
         watched(folder, f"{head}\nfor step in range(10):\n    {body}\n    {step}\n")
 
 
-def test_rows_of_validation_data_are_those_of_tables_that_are_called_alike(folder: Path) -> None:
-    text = """
-        X_train, y_train, X_val, y_val, X_test, y_test = X[:40], Y[:40], X[40:55], Y[40:55], X[55:], Y[55:]
+@pytest.mark.parametrize(
+    "names",
+    [
+        "X_train, y_train, X_val, y_val, X_test, y_test", "X_tr, y_tr, X_va, y_va, X_te, y_te",
+        "imgs, labels, val_imgs, val_labels, test_imgs, test_labels", "Xtrain, ytrain, Xval, yval, Xtest, ytest",
+    ],
+)  # fmt: skip
+def test_rows_of_validation_data_are_those_of_tables_that_are_called_alike(folder: Path, names: str) -> None:
+    x, y = names.split(", ")[:2]
+    text = f"""
+        {names} = X[:40], Y[:40], X[40:55], Y[40:55], X[55:], Y[55:]
         optimizer = torch.optim.Adam(net.parameters())
         for i in range(0, 40, 8):
-            optimizer.zero_grad(); F.cross_entropy(net(X_train[i:i+8]), y_train[i:i+8]).backward(); optimizer.step()
+            optimizer.zero_grad(); F.cross_entropy(net({x}[i:i+8]), {y}[i:i+8]).backward(); optimizer.step()
     """
     train, val = sets_of(watched(folder, text))
     assert (len(train.dataset), len(val.dataset)) == (40, 15)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ("X_train, y_train, X_val, y_val", "batches(X_val, y_val)"), ("X_tr, y_tr, X_va, y_va", "batches(X_va, y_va)"),
+        ("X_train, y_train, X_val, other", ""),
+    ],
+)  # fmt: skip
+def test_a_call_for_validation_data_has_all_tables_of_these(folder: Path, names: str, found: str) -> None:
+    text = f"""
+        {names} = X[:40], Y[:40], X[40:], Y[40:]
+        def batches(a, b):
+            for i in range(0, len(a), 8): yield a[i:i+8], b[i:i+8]
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in batches({", ".join(names.split(", ")[:2])}):
+            optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+    """
+    assert watched(folder, text).batches.source.validation_text == found
 
 
 def test_of_a_stream_without_validation_every_tenth_sample_is_held_out(folder: Path) -> None:
@@ -1334,7 +1361,20 @@ for x, y in DataLoader(Numbers(), batch_size=6):
     assert len(train) == 54
 
 
-@pytest.mark.parametrize("name", ["vali_loader", "evaluation_loader", "heldout", "val_loader"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vali_loader",
+        "evaluation_loader",
+        "heldout",
+        "val_loader",
+        "valloader",
+        "validdataloader",
+        "devset",
+        "vl",
+        "va_dl",
+    ],
+)
 def test_validation_data_come_before_those_of_a_test(folder: Path, name: str) -> None:
     head = HEAD.replace("val_loader =", f"{name} =")
     loop = watched(folder, "test_loader = DataLoader(TensorDataset(X[20:], Y[20:]), batch_size=10)" + PLAIN, head=head)
@@ -1342,10 +1382,18 @@ def test_validation_data_come_before_those_of_a_test(folder: Path, name: str) ->
     assert not any("chooses by" in one for one in settings_of(loop, None).told)
 
 
-def test_a_choice_that_is_made_by_a_tests_data_says_so(folder: Path) -> None:
-    loop = watched(folder, PLAIN, head=HEAD.replace("val_loader =", "test_loader ="))
+@pytest.mark.parametrize("name", ["test_loader", "testloader", "te_loader"])
+def test_a_choice_that_is_made_by_a_tests_data_says_so(folder: Path, name: str) -> None:
+    loop = watched(folder, PLAIN, head=HEAD.replace("val_loader =", f"{name} ="))
     assert len(sets_of(loop)[1].dataset) == 20
-    assert any("the study chooses by test_loader" in one for one in settings_of(loop, None).told)
+    assert any(f"the study chooses by {name}" in one for one in settings_of(loop, None).told)
+
+
+@pytest.mark.parametrize("name", ["others", "trainloader2", "invalid_loader"])
+def test_a_loader_that_is_not_known_to_be_of_validation_data_is_named(folder: Path, name: str) -> None:
+    loop = watched(folder, PLAIN, head=HEAD.replace("val_loader =", f"{name} ="))
+    assert len(sets_of(loop)[1].dataset) == 6
+    assert any(f"no other loader of the script ({name}) has a name of" in one for one in settings_of(loop, None).told)
 
 
 @pytest.mark.parametrize("word", ["val", "test"])
