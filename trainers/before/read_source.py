@@ -22,7 +22,7 @@ from batchscout.trainers.criteria import IGNORED_TARGET, MeanLoss
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
 from batchscout.trainers.device.device import pick_device
-from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, SourceFault, raised_where
+from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, SourceFault, raised_text, raised_where
 from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, read_once, seeded
 from batchscout.trainers.model.losses import autocasting, loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
@@ -33,7 +33,7 @@ from batchscout.trainers.sources.optimizers import rate_of
 from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.sources.watch.flags import factors_of, flags_of, options_typed
 from batchscout.trainers.sources.watch.loop import Loop
-from batchscout.trainers.sources.watch.script import watched
+from batchscout.trainers.sources.watch.script import WRITE_THE_LOSS, watched
 
 SAME_LOSS = 1e-4
 """So far, as a share of itself, a loss may differ from one time to the next by how its sum was rounded."""
@@ -77,16 +77,16 @@ def read(source: Source) -> Settings:
         settings = replace(settings, taken=(f"model: {inner} ({size:,} parameters), as its Trainer has it",))
     train_set, _ = loaded(loaders, source.target)
     train_set = first_of(train_set, SAMPLES_LOOKED_AT)
-    draws = isinstance(made, Loop) and made.loss is not None and _draws(module, train_set)
-    reduction = "mean"
+    draws, reduction = False, "mean"
+    if isinstance(made, Loop) and made.loss is not None:
+        _check_evaluates(module, train_set)
+        draws = _draws(module, train_set)
     if isinstance(made, Loop) and made.loss is not None and source.num_targets is None:
         reduction = _reduction(module, train_set, draws=draws)
     if reduction == "neither":
         raise LossNotSeen(
             "its loss is one of the whole batch, as a contrastive one is: it grows with the number of samples, and not as a sum, so that no sample has a "
-            "loss of its own and a batch cannot be split; write what a study is to take, of each micro-batch by itself, as package.module:callable, "
-            "which takes (module, batch) and returns (loss_sum, num_targets), and name it beside from in the study file: loss: "
-            "package.module:callable (docs/own/script.md)"
+            f"loss of its own and a batch cannot be split; to have one of each micro-batch by itself, {WRITE_THE_LOSS}"
         )
     if isinstance(made, Loop) and made.loss is None:
         loss = None
@@ -191,6 +191,33 @@ def _mean_and_error(values: list[float]) -> tuple[float, float]:
     """Return the mean, and how far random numbers alone hardly ever move it."""
     error = 4 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return statistics.fmean(values), error
+
+
+def _check_evaluates(module: nn.Module, train_set: SampleSet) -> None:
+    """Raise LossNotSeen for a loss that there is in training mode, or with gradients, alone: validation takes it without."""
+    batch = fetch(train_set, list(range(min(SAMPLES_LOOKED_AT, len(train_set)))))
+
+    def fault(*, training: bool, gradients: bool) -> Exception | None:
+        module.train(training)
+        try:
+            with torch.set_grad_enabled(gradients):
+                module(copy.deepcopy(batch))
+        except Exception as error:  # of the script's code
+            return error
+        return None
+
+    found = fault(training=False, gradients=False)
+    if found is not None and fault(training=True, gradients=True) is None:
+        where, remedy = (
+            "in evaluation mode",
+            "let the model return there, too, what its loss reads (`if self.training`)",
+        )
+        if fault(training=False, gradients=True) is None:
+            where, remedy = "without gradients", "compute it, from the batch on, within torch.enable_grad()"
+        raise LossNotSeen(
+            f"its loss can be computed in training and not {where}, as validation computes it: {raised_text(found)}; {remedy}. Or {WRITE_THE_LOSS}"
+        )
+    module.train()
 
 
 def _draws(module: nn.Module, train_set: SampleSet) -> bool:

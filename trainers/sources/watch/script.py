@@ -32,6 +32,10 @@ from batchscout.trainers.sources.watch.replay import LossOfBatch, NotReplayed, l
 from batchscout.trainers.sources.watch.world import WatchStopped, World
 
 SCRIPT_MODULE = "batchscout_watched_script"
+_WRITE = (
+    "write it as package.module:callable, which takes (module, batch) and returns (loss_sum, num_targets), and name"
+)
+WRITE_THE_LOSS = f"{_WRITE} it beside from in the study file: loss: package.module:callable (docs/own/script.md)"
 LINES_KEPT = 5
 """Of what a script has printed last."""
 
@@ -107,13 +111,11 @@ def _loop(found: _Loop, *, sums: bool, own_loss: bool) -> Loop:
     for another one, either."""
     if isinstance(found.loss, LossOfBatch):
         return Loop(found.seen, found.loss.batches, None if own_loss else found.loss, sums)
-    fault = f"the loss of a batch could not be had from its loop ({found.loss.reason}); write it as package.module:callable, which takes (module, batch) and returns (loss_sum, num_targets), and name "
+    fault = f"the loss of a batch could not be had from its loop ({found.loss.reason})"
     if found.loss.batches is None:
-        raise ValueError(f"{fault}model, data and loss in a study file (docs/own_model.md)")
+        raise ValueError(f"{fault}; {_WRITE} model, data and loss in a study file (docs/own_model.md)")
     if not own_loss:
-        raise LossNotSeen(
-            f"{fault}it beside from in the study file: loss: package.module:callable (docs/own/script.md)"
-        )
+        raise LossNotSeen(f"{fault}; {WRITE_THE_LOSS}")
     return Loop(found.seen, found.loss.batches, None)
 
 

@@ -360,6 +360,41 @@ def test_a_contrastive_loss_is_told_as_one_of_the_whole_batch(
         read(Source("script", "train.py", {"args": []}))
 
 
+ONLY_IN_TRAINING = {
+    "not in evaluation mode, .*: ValueError: .*; let the model return there": """
+        class Aux(nn.Module):
+            def __init__(self): super().__init__(); self.net = net
+            def forward(self, x): return (self.net(x), self.net(x)) if self.training else self.net(x)
+        model = Aux()
+        def loss_of(x, y):
+            out, aux = model(x)
+            return F.cross_entropy(out, y) + 0.4 * F.cross_entropy(aux, y)
+    """,
+    "not without gradients, .*: RuntimeError: .*; compute it, from the batch on, within": """
+        model = net
+        def loss_of(x, y):
+            x.requires_grad_()
+            out = net(x)
+            slope, = torch.autograd.grad(out.sum(), x, create_graph=True)
+            return F.cross_entropy(out, y) + 0.1 * (slope.norm(dim=1) - 1).pow(2).mean()
+    """,
+}
+
+
+@pytest.mark.parametrize("reason", ONLY_IN_TRAINING)
+def test_a_loss_that_there_is_in_training_alone_is_refused_with_what_validation_misses(
+    folder: Path, reason: str
+) -> None:
+    loop = """
+optimizer = torch.optim.Adam(net.parameters())
+for x, y in train_loader:
+    optimizer.zero_grad(); loss_of(x, y).backward(); optimizer.step()
+"""
+    watched(folder, textwrap.dedent(ONLY_IN_TRAINING[reason]) + loop)
+    with pytest.raises(LossNotSeen, match=reason):
+        read(Source("script", "train.py", {"args": []}))
+
+
 @pytest.mark.parametrize("loader", ["train_loader", "DataLoader(Draws(), batch_size=6)"])
 @pytest.mark.parametrize(
     ("loss", "is_sum"),
