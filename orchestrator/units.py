@@ -66,6 +66,11 @@ def share_text(share: float) -> str:
     return f"{share:.1%}" if abs(share) < 0.0995 else f"{share:.0%}"
 
 
+def probability_text(p: float) -> str:
+    """Return 0.93, <0.01 and the like: what is not certain is told as neither 0 nor 1."""
+    return "<0.01" if p < 0.005 else ">0.99" if p >= 0.995 else f"{p:.2f}"
+
+
 def rate_text(rate: float, unit: str) -> str:
     """Return 12,300 tokens/s, 4.21 samples/s and the like."""
     return f"{rate:,.0f} {unit}" if rate >= 10 else f"{rate:.3g} {unit}"

@@ -31,6 +31,8 @@ NUM_COLOURS = 10
 _TOP, _BOTTOM, _ROW = 24, 42, 15
 _CHARACTER, _BOLD = 7.3, 8.2
 """The widths of a character of the 12 px texts in a wide font: what has room in it has room in every other."""
+_BEFORE_NAME = 16
+"""How far from the right edge of the plot the names of series begin."""
 _MOST_SHAPES = 30
 """A series of more marks has small dots, all alike."""
 
@@ -102,6 +104,10 @@ class _Box:
     right: float
     bottom: float
 
+    def within(self, other: _Box) -> bool:
+        sides = self.left >= other.left and self.right <= other.right
+        return sides and self.top >= other.top and self.bottom <= other.bottom
+
     def meets(self, other: _Box) -> bool:
         apart = self.right <= other.left or other.right <= self.left
         return not (apart or self.bottom <= other.top or other.bottom <= self.top)
@@ -112,7 +118,8 @@ class _Drawing:
     """A picture as it grows: its parts, and where its texts and marks lie, so that no text is put over another."""
 
     width: float
-    height: float
+    floor: float
+    """What lies below it is cut off, or is among the ticks."""
     parts: list[Element] = field(default_factory=list)
     texts: list[_Box] = field(default_factory=list)
     marks: list[_Box] = field(default_factory=list)
@@ -120,17 +127,18 @@ class _Drawing:
     def write(self, text: str, places: Sequence[tuple[float, float, str]], looks: str, *, always: bool) -> None:
         """Write the text at the first of the places (x, baseline, anchor) where it covers nothing.
 
-        always: where there is no such, write it where it covers no text, or at the first place; else it is left out: whoever points at its
-        mark is told, and the table has it.
+        always: where there is no such, write it where it covers no text, or what is no note at the first place; else it is left out:
+        whoever points at its mark is told, and the table has it.
         """
         if not text:
             return
         boxes = [self._box(text, *place, bold="strong" in looks) for place in places]
-        inside = [one for one in boxes if one.left >= 0 and one.right <= self.width and one.top >= 0]
+        room = _Box(0, 0, self.width, self.floor)
+        inside = [one for one in boxes if one.within(room)]
         quiet = [one for one in inside if not any(map(one.meets, self.texts))]
         chosen = next((one for one in quiet if not any(map(one.meets, self.marks))), None)
         if chosen is None and always:
-            chosen = next(iter(quiet), boxes[0])
+            chosen = next(iter(quiet), boxes[0] if looks != "note" else None)
         if chosen is not None:
             x, y, anchor = places[boxes.index(chosen)]
             self.texts.append(chosen)
@@ -154,7 +162,7 @@ def plot(figure: Figure) -> Element:
     if not shown and not figure.cells:
         return _empty(figure.width, 80)
     names = [one.label for one in shown if one.label and not one.faint]
-    right = figure.width - (18 + _CHARACTER * max((len(name) for name in names), default=0))
+    right = figure.width - (9 + _BEFORE_NAME + _CHARACTER * max((len(name) for name in names), default=0))
     top = _TOP + _ROW * sum(line.vertical for line in figure.lines)
     height = max(figure.height, top + _BOTTOM + _ROW * len(names))
     y = _scale(figure.y, _values(figure, shown, "y"), height - _BOTTOM, top)
@@ -163,16 +171,16 @@ def plot(figure: Figure) -> Element:
     drawing = _Drawing(figure.width, height)
     drawing.parts += [_cell(cell, x, y) for cell in figure.cells]
     _draw_axes(drawing, x, y)
+    drawing.floor = y.start - 1
     _draw_shades(drawing, figure, x)
-    _draw_names(drawing, [one for one in shown if one.label and not one.faint], x, y)
+    _draw_names(drawing, [one for one in shown if one.label and not one.faint], x, y, are_lines=not figure.cells)
     _draw_lines(drawing, [line for line in figure.lines if _inside(line, x, y)], x, y)
     for one in shown:
         drawing.parts.append(_series(one, _aside(x, one), y))
         drawing.marks += _room_of(one, _aside(x, one), y)
-    for one in shown:
-        for mark in one.marks:
-            if mark.text:
-                drawing.write(mark.text, _beside(mark, _aside(x, one), y), "note", always=False)
+    written = [(mark, _aside(x, one)) for one in shown for mark in one.marks]
+    for mark, aside in sorted(written, key=lambda one: one[0].kind != "chosen"):  # it has the first choice of places
+        drawing.write(mark.text, _beside(mark, aside, y), "note", always=mark.kind == "chosen")
     return element(
         "svg",
         *drawing.parts,
@@ -328,11 +336,18 @@ def _series(series: Series, x: Scale, y: Scale) -> Element:
     good = [mark for mark in series.marks if mark.kind != "cross"]
     failed = [mark for mark in series.marks if mark.kind == "cross"]
     looks = " ".join(name for name, wanted in (("dashed", series.dashed), ("bold", series.bold)) if wanted)
-    paths = [_path(good, looks, x, y), _path([*good[-1:], *failed], "failed", x, y)] if series.joined else []
-    marks = [part for mark in series.marks for part in _mark(mark, series, x, y)]
+    lines = ((_corners(good, series), looks), ([*good[-1:], *failed], "failed")) if series.joined else ()
+    paths = [_path(points, look, x, y) for points, look in lines]
+    marks = [part for mark in series.marks if not series.steps for part in _mark(mark, series, x, y)]
     faint = " faint" if series.faint else ""
     kind = f"series c{series.colour % NUM_COLOURS}{faint}"
     return element("g", element("title", series.label), *paths, *marks, class_=kind)
+
+
+def _corners(marks: Sequence[Mark], series: Series) -> list[Mark]:
+    """Return the marks with what lies between them where they are joined by steps."""
+    between = [replace(one, x=other.x) for one, other in itertools.pairwise(marks)] if series.steps else []
+    return [mark for some in itertools.zip_longest(marks, between) for mark in some if mark]
 
 
 def _path(marks: Sequence[Mark], looks: str, x: Scale, y: Scale) -> Element | None:
@@ -360,10 +375,14 @@ def _mark(mark: Mark, series: Series, x: Scale, y: Scale) -> list[Element]:
         parts.append(element("circle", cx=at_x, cy=at_y, r=8, class_=f"ring{kind}"))
     told |= {"data_text": mark.text or None, "data_told": mark.told or None}
     many = len(series.marks) > _MOST_SHAPES
-    shape = _CROSS if mark.kind == "cross" else "h0" if many else _SHAPES[colour % len(_SHAPES)]
+    shape = "h0" if many and mark.kind != "cross" else _shape(mark.kind, colour)
     looks = "cross" if mark.kind == "cross" else "dot small" if many else "dot"
     parts.append(element("path", d=f"M{at_x},{at_y}{shape}", class_=looks + kind, **told))
     return parts
+
+
+def _shape(kind: str, colour: int) -> str:
+    return _CROSS if kind == "cross" else _SHAPES[colour % len(_SHAPES)]
 
 
 _CROSS = "m-4,-4l8,8m0,-8l-8,8"
@@ -389,7 +408,7 @@ def _room_of(series: Series, x: Scale, y: Scale) -> Iterator[_Box]:
         if mark.low is not None and mark.high is not None:
             low, high = (y(min(max(bound, y.low), y.high)) for bound in (mark.low, mark.high))
             yield _Box(at_x - 3, high, at_x + 3, low)
-    for one, other in itertools.pairwise(series.marks if series.joined else ()):
+    for one, other in itertools.pairwise(_corners(series.marks, series) if series.joined else ()):
         start, end = (x(one.x), y(one.y)), (x(other.x), y(other.y))
         steps = math.ceil(math.dist(start, end) / 8)
         for share in (i / steps for i in range(1, steps)):
@@ -398,31 +417,45 @@ def _room_of(series: Series, x: Scale, y: Scale) -> Iterator[_Box]:
 
 
 def _beside(mark: Mark, x: Scale, y: Scale) -> list[tuple[float, float, str]]:
-    """Return where a mark's text may stand: above, right, left and below, and at the ends of its interval."""
+    """Return where a mark's text may stand: above, right, left and below, at the ends of its interval, at its corners, and of the
+    chosen mark, whose text is always written, further away."""
     at_x, at_y, off = x(mark.x), y(mark.y), 12 if mark.kind == "chosen" else 8
     ends = [y(end) for end in (mark.high, mark.low) if end is not None and y.low <= end <= y.high]
+    rows = (up for more in range(0, 200 if mark.kind == "chosen" else 1, 14) for up in (-off - more, off + 9 + more))
+    sides = ((off - 3, "start"), (3 - off, "end"), (0, "middle"))
     return [
         (at_x, at_y - off, "middle"),
         (at_x + off, at_y + 4, "start"),
         (at_x - off, at_y + 4, "end"),
         (at_x, at_y + off + 9, "middle"),
         *((at_x, end - 7 if end < at_y else end + 15, "middle") for end in ends),
+        *((at_x + side, at_y + up, anchor) for up in rows for side, anchor in sides),
     ]
 
 
-def _draw_names(drawing: _Drawing, series: Sequence[Series], x: Scale, y: Scale) -> None:
-    """Draw the names at the right edge, each as near to the last point of its series as the others allow."""
+def _draw_names(drawing: _Drawing, series: Sequence[Series], x: Scale, y: Scale, *, are_lines: bool) -> None:
+    """Draw the names at the right edge, each as near to the last point of its series as the others allow: a line leads from there to the
+    name of a joined series. Other marks, and those on cells, are known by their shape, which stands before the name."""
     named = sorted(series, key=lambda one: y(one.marks[-1].y))
     for one, place in zip(named, spread([y(one.marks[-1].y) for one in named], _ROW, y.end, y.start - 2), strict=True):
-        last = one.marks[-1]
-        begin = _aside(x, one)(last.x) + 5
-        leader = f"{begin},{y(last.y)} {max(begin, x.end - 6)},{y(last.y)} {x.end + 6},{place}"
-        name = element(
-            "text", one.label, x=round(x.end + 9, 1), y=round(place + 4, 1), class_="bold" if one.bold else None
+        last, name_x = one.marks[-1], round(x.end + _BEFORE_NAME, 1)
+        if are_lines and one.joined:
+            begin, at = _aside(x, one)(last.x) + 5, y(last.y)
+            bend = max(begin, x.end - 6)
+            leads = element("polyline", points=f"{begin},{at} {bend},{at} {name_x - 3},{place}", class_="leader")
+            drawing.marks += [_Box(begin, at - 1, bend, at + 1), _Box(bend, min(at, place), name_x, max(at, place))]
+        else:
+            kind = last.kind if all(mark.kind == last.kind for mark in one.marks) else "point"
+            leads = element(
+                "path",
+                d=f"M{name_x - 8},{place}{_shape(kind, one.colour)}",
+                class_="cross" if kind == "cross" else "dot",
+            )
+        name = element("text", one.label, x=name_x, y=round(place + 4, 1), class_="bold" if one.bold else None)
+        drawing.texts.append(
+            _Box(name_x - (7 if are_lines and one.joined else 14), place - 7, drawing.width, place + 7)
         )
-        drawing.texts.append(_Box(x.end + 7, place - 7, drawing.width, place + 7))
-        line = element("polyline", points=leader, class_="leader")
-        drawing.parts.append(element("g", line, name, class_=f"series name c{one.colour % NUM_COLOURS}"))
+        drawing.parts.append(element("g", leads, name, class_=f"series name c{one.colour % NUM_COLOURS}"))
 
 
 def spread(places: list[float], gap: float, low: float, high: float) -> list[float]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from batchscout.orchestrator.stages.figures import (
+    AUXILIARY_COLOUR,
     BASELINE_COLOUR,
     CHOSEN_COLOUR,
     FAILED_COLOUR,
@@ -23,7 +24,7 @@ from batchscout.orchestrator.stages.figures import (
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
-from batchscout.orchestrator.units import counted, exact_text, number_text
+from batchscout.orchestrator.units import counted, number_text
 
 TRAINING_COLUMNS = (
     "samples_seen", "val_loss", "train_loss", "generalisation_gap", "perplexity", "update_ratio", "train_seconds",
@@ -120,27 +121,31 @@ def _curve(trial: Trial, name: str, key: str, winner: str | None, deviation: flo
 
 
 def best_so_far(study: Study, runs: Sequence[Trial], winner: str | None) -> list[Figure]:
-    """Return the lowest loss that a whole run had come to, over the lane time that the study had taken by then; nothing for fewer
-    than two runs."""
+    """Return the losses of whole runs over the lane time that the study had taken when they ended, and the lowest of them by then; nothing for
+    fewer than two runs."""
     ended = [trial for trial in study.trials.values() if trial.holds and trial.holds[-1].ended is not None]
-    spent, marks, lowest, whole = 0.0, list[Mark](), math.inf, {trial.id for trial in runs}
+    spent, marks, whole = 0.0, list[Mark](), {trial.id for trial in runs}
     names = names_of(runs)
     for trial in sorted(ended, key=lambda trial: trial.holds[-1].ended or 0.0):
         spent += trial.seconds
         loss = trial.metric("val_loss")
         if trial.id in whole and trial.state is TrialState.COMPLETE and loss is not None:
-            lowest = min(lowest, loss)
             kind = "chosen" if trial.id == winner else "baseline" if trial.protected else "point"
-            marks.append(Mark(spent, lowest, "", kind, told=f"{names[trial.id]} ended at {exact_text(loss)}"))
+            marks.append(Mark(spent, loss, "", kind, told=names[trial.id]))
     if len(marks) < 2:
         return []
+    lowest = itertools.accumulate(marks, lambda best, mark: Mark(mark.x, min(best.y, mark.y)))
+    y_axis, cut = loss_axis([[mark.y] for mark in marks])
     return [
         Figure(
             "best_so_far",
             time_axis("lane time of the study", spent),
-            Axis("lowest validation loss so far"),
-            (Series("", tuple(marks), OTHERS_COLOUR),),
-            "The best result so far against what it cost: a point for each whole run, at its end. Ringed: the chosen one.",
+            y_axis,
+            (
+                Series("lowest so far", tuple(lowest), AUXILIARY_COLOUR, steps=True),
+                Series("runs", tuple(marks), OTHERS_COLOUR, joined=False),
+            ),
+            f"The best result so far against what it cost: a point for each whole run, at its end. Ringed: the chosen one.{cut}",
             height=230,
         )
     ]

@@ -47,6 +47,8 @@ class Series:
     """A number; the same number is the same colour and shape everywhere."""
     joined: bool = True
     dashed: bool = False
+    steps: bool = False
+    """True for what keeps its value until the next mark: joined by steps, and has no marks of its own."""
     bold: bool = False
     faint: bool = False
     """True for what another series of the same label smooths: that one has the name."""

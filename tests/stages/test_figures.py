@@ -149,14 +149,15 @@ def test_no_series_of_a_kind_without_a_role_has_the_colour_of_one() -> None:
     assert len({*modes}) == len(modes)
 
 
-def test_the_best_so_far_never_rises_and_ends_at_the_lowest_of_all_whole_runs() -> None:
+def test_every_whole_run_stands_at_its_own_loss_and_the_lowest_so_far_never_rises() -> None:
     _, study = kept_in(RUNS[-1])
     runs = study.of_stage("train")
-    (figure,) = best_so_far(study, runs, runs[0].id)
-    marks = figure.series[0].marks
     complete = [trial for trial in runs if trial.state == "complete"]
-    assert len(marks) == len(complete)
-    assert all(one.x < other.x and one.y >= other.y for one, other in itertools.pairwise(marks))
-    assert marks[-1].y == min(trial.measured("val_loss") for trial in complete)
-    assert marks[-1].x <= sum(trial.seconds for trial in study.trials.values())
+    (figure,) = best_so_far(study, runs, complete[1].id)
+    lowest, own = (series.marks for series in figure.series)
+    assert sorted(mark.y for mark in own) == sorted(trial.measured("val_loss") for trial in complete)
+    assert [mark.y for mark in own if mark.kind == "chosen"] == [complete[1].measured("val_loss")]
+    assert all(one.x < other.x and one.y >= other.y for one, other in itertools.pairwise(lowest))
+    assert lowest[-1].y == min(mark.y for mark in own)
+    assert own[-1].x <= sum(trial.seconds for trial in study.trials.values())
     assert best_so_far(study, runs[:1], None) == [], "no chart of a single point"

@@ -13,7 +13,7 @@ from batchscout.orchestrator.stages.findings import winner_of
 from batchscout.orchestrator.stages.train.choice import full_runs
 from batchscout.orchestrator.stages.train.findings import TrainFindings, chosen_run, loss_deviation, trained
 from batchscout.orchestrator.stages.train.surface_figure import surface_figures
-from batchscout.orchestrator.units import loss_text
+from batchscout.orchestrator.units import loss_text, probability_text
 
 
 def figures(context: StageContext[Train]) -> list[Figure]:
@@ -52,7 +52,7 @@ def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure
         Mark(
             one.effective_batch_size,
             one.score,
-            f"P {one.p_best:.2f}",
+            f"P {probability_text(one.p_best)}",
             "chosen" if one.effective_batch_size == chosen else "point",
             low=one.score_low,
             high=one.score_high,

@@ -29,7 +29,7 @@ from batchscout.orchestrator.stages.train.choice import choice_of, full_runs, su
 from batchscout.orchestrator.stages.train.conclude import interval
 from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.stages.train.lineup import lineup_of
-from batchscout.orchestrator.units import exact_text, loss_text, number_text
+from batchscout.orchestrator.units import exact_text, loss_text, number_text, probability_text
 
 STEP = 0.25
 """The height of a cell, in factors of 2 of the learning rate."""
@@ -96,12 +96,13 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
 
     p_best = surface.p_best
     best = tuple(
-        mark(batch, surface.best_loss(batch), f"at its best learning rate; P(best) {p_best[batch]:.2f}")
+        mark(batch, surface.best_loss(batch), f"at its best learning rate; P(best) {probability_text(p_best[batch])}")
         for batch in surface.coordinates.batches
         if batch != chosen.effective_batch_size
     )
     yours = setting_of(own.first) if own else chosen
-    told = f"learning rate {chosen.learning_rate:.3g}; P(best) of its batch {p_best[chosen.effective_batch_size]:.2f}"
+    p_chosen = probability_text(p_best[chosen.effective_batch_size])
+    told = f"learning rate {chosen.learning_rate:.3g}; P(best) of its batch {p_chosen}"
     choice = Mark(chosen.effective_batch_size, 0.0, "recommended", "chosen", told=told)
     its_own = mark(yours.effective_batch_size, surface.at(yours), f"learning rate {yours.learning_rate:.3g}")
     marks = (*best, its_own)
