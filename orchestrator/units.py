@@ -6,6 +6,8 @@ import math
 import signal
 from collections.abc import Iterable
 
+from batchscout.trainers.metrics import metric_of
+
 
 def bytes_text(count: float) -> str:
     """Return 1.5 GiB, 320 MiB and the like."""
@@ -54,6 +56,16 @@ def loss_text(loss: float) -> str:
     if not math.isfinite(loss):
         return str(loss)
     return f"{loss:.3f}" if loss == 0 or 0.1 <= abs(loss) < 1000 else number_text(loss)
+
+
+def gap_text(gap: float) -> str:
+    """Return +0.45, -0.09 and the like: a difference of losses, of which seeds leave no more digits known."""
+    return metric_of("generalisation_gap").number(gap)
+
+
+def rho_text(rho: float) -> str:
+    """Return 5.9e-06 and the like: a distance of weights."""
+    return metric_of("rho").number(rho)
 
 
 def exact_text(value: float) -> str:

@@ -27,11 +27,11 @@ class Metric:
         return ", ".join(filter(None, [self.heading, self.unit]))
 
     def number(self, value: float) -> str:
-        """Return what stands under the heading, which names the unit. A loss has four decimals, where these are neither too few digits nor
+        """Return what stands under the heading, which names the unit. A loss has three decimals, where these are neither too few digits nor
         too many."""
         number, form = value / self.per_unit, self.format
-        if form in (_LOSS, _GAP) and number and not 0.1 <= abs(number) < 1000:
-            form = form.replace(".4f", ",.4g")
+        if form == _LOSS and number and not 0.1 <= abs(number) < 1000:
+            form = "{:,.3g}"
         return form.format(number)
 
     def text(self, value: float) -> str:
@@ -39,7 +39,7 @@ class Metric:
         return " ".join(filter(None, [self.number(value), self.unit]))
 
 
-_LOSS, _GAP = "{:.4f}", "{:+.4f}"
+_LOSS, _GAP = "{:,.3f}", "{:+.2g}"  # seeds vary by more than further digits say
 _OF_THE_RUN = "over the last 1,000 steps at most"
 _AT_REST = "at weights that stand still, by the last snapshot"
 

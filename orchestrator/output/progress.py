@@ -24,7 +24,7 @@ from batchscout.orchestrator.stages.input_bound import INPUT_BOUND
 from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Metrics, Trial, TrialState
-from batchscout.orchestrator.units import bytes_text, counted, loss_text, rate_text, seconds_text
+from batchscout.orchestrator.units import bytes_text, counted, gap_text, loss_text, rate_text, rho_text, seconds_text
 from batchscout.trainers.notices import Notice
 
 
@@ -256,9 +256,9 @@ def _in_a_line(rate_unit: str) -> dict[str, Callable[[float], str]]:
     """Return, of each metric that has a place in a line, its words; none of a value that is not worth any."""
     return {
         "val_loss": lambda loss: f"val loss {loss_text(loss)}",
-        "generalisation_gap": "gap {:+.3f}".format,
+        "generalisation_gap": lambda gap: f"gap {gap_text(gap)}",
         "tokens_per_second": lambda rate: rate_text(rate, rate_unit),
         "data_wait": lambda share: f"{share:.0%} waiting for data" if share >= INPUT_BOUND / 2 else "",
         "peak_memory_bytes": bytes_text,
-        "rho": "rho {:.1e}".format,
+        "rho": lambda rho: f"rho {rho_text(rho)}",
     }

@@ -20,7 +20,7 @@ from batchscout.orchestrator.study.events import (
 )
 from batchscout.orchestrator.study.history import Change
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.units import exact_text
+from batchscout.orchestrator.units import loss_text
 from batchscout.trainers.files import quoted
 
 
@@ -80,7 +80,7 @@ def _evaluation(event: Evaluated) -> str:
     samples, loss = event.metrics.get("samples_seen"), event.metrics.get("val_loss")
     if samples is None or (loss is None and not event.rungs):
         return ""
-    found = "val loss not finite" if loss is None else f"val loss {exact_text(loss)}"
+    found = "val loss not finite" if loss is None else f"val loss {loss_text(loss)}"
     rungs = f" (rung {', '.join(f'{rung:,}' for rung in event.rungs)})" if event.rungs else ""
     return f"evaluated after {samples:,.0f} samples{rungs}: {found}"
 

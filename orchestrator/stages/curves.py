@@ -24,7 +24,7 @@ from batchscout.orchestrator.stages.figures import (
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
-from batchscout.orchestrator.units import counted, number_text
+from batchscout.orchestrator.units import counted, loss_text, number_text
 
 TRAINING_COLUMNS = (
     "samples_seen", "val_loss", "train_loss", "generalisation_gap", "perplexity", "update_ratio", "train_seconds",
@@ -84,8 +84,8 @@ def loss_axis(
     top = _shown_top(sorted(itertools.chain(*without_diverged(sane or curves)))) + deviation
     beyond = sum(loss > top for loss in itertools.chain(*curves))
     if not beyond:
-        return Axis("validation loss"), ""
-    return Axis("validation loss", top=top), f" {above_text(beyond, 'evaluation', top)}"
+        return Axis("validation loss", precise=loss_text), ""
+    return Axis("validation loss", top=top, precise=loss_text), f" {above_text(beyond, 'evaluation', top)}"
 
 
 def above_text(number: int, what: str, top: float) -> str:

@@ -37,7 +37,7 @@ from batchscout.orchestrator.stages.short_runs import (
 from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
-from batchscout.orchestrator.units import counted, number_text
+from batchscout.orchestrator.units import counted, rho_text
 from batchscout.trainers.config import Split, TrialConfig
 from batchscout.trainers.knobs import that_change_the_loss
 
@@ -293,7 +293,7 @@ def conclude(context: StageContext[Equivalence]) -> Conclusion:
     if not _all_pass(context):
         return _conclusion(context, "splits_differ", _difference(context, reference), _meaning(reference))
     same = f"{len(rho) + 1} splits of one effective batch end at the same weights"
-    return _conclusion(context, "equivalent", f"{same}: rho <= {max(rho.values()):.1e} {_allowed(context)}")
+    return _conclusion(context, "equivalent", f"{same}: rho <= {rho_text(max(rho.values()))} {_allowed(context)}")
 
 
 def _conclusion(
@@ -314,15 +314,15 @@ def _conclusion(
 def _allowed(context: StageContext[Equivalence]) -> str:
     """Return the tolerance in words, with the control that it comes from."""
     tolerance, controls = _tolerance(context), _distances(context, control=True)
-    measured = f"; reordering the samples alone gives {max(controls.values()):.1e}" if controls else ""
-    return f"(tolerance {tolerance:.1e}{measured})"
+    measured = f"; reordering the samples alone gives {rho_text(max(controls.values()))}" if controls else ""
+    return f"(tolerance {rho_text(tolerance)}{measured})"
 
 
 def _difference(context: StageContext[Equivalence], reference: Trial) -> str:
     rho = _distances(context, control=False)
     worst = max(rho, key=lambda name: rho[name])
     return (
-        f"the split of the batch changes what is trained: {_split(context, worst)} is rho = {rho[worst]:.2e} from "
+        f"the split of the batch changes what is trained: {_split(context, worst)} is rho = {rho_text(rho[worst])} from "
         f"{_split(context, reference.id)} "
         f"{_allowed(context)}; {_cause(reference)}"
     )
@@ -433,14 +433,14 @@ def figures(context: StageContext[Equivalence]) -> list[Figure]:
         one.id: f"batch {batch_text(one.config)}, in another order" for one, _ in measured if one.proposal.control
     }
     rows = {-float(i): names[trial.id] for i, (trial, _) in enumerate(shown)}
-    marks = tuple(Mark(rho, row, number_text(rho)) for row, (_, rho) in zip(rows, shown, strict=True))
+    marks = tuple(Mark(rho, row, rho_text(rho)) for row, (_, rho) in zip(rows, shown, strict=True))
     same = [names[trial.id] for trial, rho in measured if rho == 0]
     findings = found(context.study, EquivalenceFindings)
-    limit = findings and Line(findings.tolerance, f"tolerance {number_text(findings.tolerance)}", vertical=True)
+    limit = findings and Line(findings.tolerance, f"tolerance {rho_text(findings.tolerance)}", vertical=True)
     return [
         Figure(
             "equivalence",
-            Axis("rho, relative distance of the weights", log=True),
+            Axis("rho, relative distance of the weights", log=True, precise=rho_text),
             Axis("", lambda row: rows[row], ticks=tuple(rows)),
             (Series("", marks, OTHERS_COLOUR, joined=False),),
             f"Not on the axis, because rho is 0: {', '.join(same)}." if same else "",

@@ -96,9 +96,13 @@ class Axis:
     bottom: float | None = None
     """Values above the one and below the other are not shown."""
 
+    precise: Callable[[float], str] | None = None
+    """Returns what is told of a value under the pointer and in a table; None for what is written at a tick, of plain numbers with more
+    digits."""
+
     def told(self, value: float) -> str:
         """Return what is told of a value under the pointer and in a table."""
-        return exact_text(value) if self.text is number_text else self.text(value)
+        return (self.precise or (exact_text if self.text is number_text else self.text))(value)
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,8 @@ class Figure:
     """What the colours of the cells stand for, where they tell kinds apart."""
     shades: Mapping[str, float] = field(default_factory=dict)
     """What some strengths of the cells stand for, where they tell a value: a scale of them."""
+    beside: str = ""
+    """What the texts beside its marks are, such as micro-batches."""
     width: int = 540
     """In pixels."""
     height: int = 270

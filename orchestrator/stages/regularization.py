@@ -27,7 +27,7 @@ from batchscout.orchestrator.stages.stage import Change, Stage
 from batchscout.orchestrator.stages.train import TrainFindings, chosen_run, loss_deviation
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, Trial
-from batchscout.orchestrator.units import loss_text
+from batchscout.orchestrator.units import gap_text, loss_text
 from batchscout.trainers.criteria import spoken
 
 Regularizer = Literal["dropout", "label_smoothing", "weight_decay"]
@@ -203,25 +203,25 @@ def _nothing_to_mend(measured: Generalisation | None, gap: Gap | None) -> str:
         return "nothing was tried: no run of the chosen batch has measured its generalisation gap"
     smallest = measured.gaps[0]
     if gap == smallest:
-        return f"nothing was tried: {_gap_text(gap)}, and no smaller batch was trained to its end"
+        return f"nothing was tried: {_gap_of_batch(gap)}, and no smaller batch was trained to its end"
     return (
-        f"nothing was tried: {_gap_text(gap)}, and {loss_text(smallest.gap)} at the smallest batch ({smallest.effective_batch_size}), "
-        f"so it is not wider by more than seeds vary ({loss_text(measured.deviation)})"
+        f"nothing was tried: {_gap_of_batch(gap)}, and {gap_text(smallest.gap)} at the smallest batch ({smallest.effective_batch_size}), "
+        f"so it is not wider by more than seeds vary ({f'{measured.deviation:.2g}'})"
     )
 
 
-def _gap_text(gap: Gap) -> str:
-    return f"the generalisation gap is {loss_text(gap.gap)} at effective batch {gap.effective_batch_size}"
+def _gap_of_batch(gap: Gap) -> str:
+    return f"the generalisation gap is {gap_text(gap.gap)} at effective batch {gap.effective_batch_size}"
 
 
 def _sentence(measured: Generalisation, gap: Gap, plain: Standing, findings: RegularizationFindings) -> str:
     smallest = measured.gaps[0]
-    wider = f"{_gap_text(gap)}, wider than the {loss_text(smallest.gap)} at {smallest.effective_batch_size}"
+    wider = f"{_gap_of_batch(gap)}, wider than the {gap_text(smallest.gap)} at {smallest.effective_batch_size}"
     if not findings.runs:
         return f"{wider}; no setting was trained to its end"
     assert findings.spread is not None, "a setting was trained to its end"
     gaps = [run.generalisation_gap for run in findings.runs]
-    told = ["" if gap is None else f" (gap {loss_text(gap)})" for gap in gaps]
+    told = ["" if gap is None else f" (gap {gap_text(gap)})" for gap in gaps]
     tried = ", ".join(
         f"{run.setting} {loss_text(run.val_loss)}{gap}" for run, gap in zip(findings.runs, told, strict=True)
     )

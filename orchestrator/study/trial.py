@@ -192,7 +192,10 @@ class Trial:
     def how_it_ended_at(self) -> str:
         """How it ended, with its own last loss and the samples that it had seen, as far as these are known."""
         loss, samples = self.metric("val_loss"), self.metric("samples_seen")
-        at = [f"after {samples:,.0f} samples" if samples else "", f"at val loss {loss:.4f}" if loss is not None else ""]
+        at = [
+            f"after {samples:,.0f} samples" if samples else "",
+            f"at val loss {metric_of('val_loss').number(loss)}" if loss is not None else "",
+        ]
         return " ".join(filter(None, [self.how_it_ended, *at]))
 
     @property

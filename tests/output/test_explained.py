@@ -86,7 +86,7 @@ def test_a_trial_that_was_paused_and_promoted_is_told_with_the_numbers_of_the_jo
     assert texts(told) == [
         "asked for by the stage grid",
         "given a lane",
-        "evaluated after 256 samples (rung 256): val loss 4.4061",
+        "evaluated after 256 samples (rung 256): val loss 4.406",
         "paused at the rung of 256 samples: waiting at 256 samples",
         "continued past the rung of 256 samples: place 1 of 3 at 256 samples; the best 1 go on",
         "given a lane again, and goes on",
@@ -149,7 +149,7 @@ def test_every_try_interruption_and_dead_driver_is_told_and_counted(tmp_path: Pa
         "is tried again, from its beginning: its code has changed",
         "given a lane",
         "notice: a checkpoint was damaged",
-        "evaluated after 256 samples: val loss 3.25",
+        "evaluated after 256 samples: val loss 3.250",
         "complete",
     ]
     assert [step.seconds for step in told.history][1:3] == [10, 15]

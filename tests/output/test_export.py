@@ -24,7 +24,7 @@ import yaml
 from pydantic import JsonValue
 
 from batchscout import load
-from batchscout.orchestrator.output.exports import export
+from batchscout.orchestrator.output.exports import WRITERS, export
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import Schedule, TrialConfig
 from batchscout.trainers.sources.settings import GROUPS, OwnRun
@@ -257,6 +257,12 @@ def test_lightning_optimizer_has_the_learning_rates_of_the_study(schedule: dict[
     optimizer, scheduler = built["optimizer"], built["lr_scheduler"]
     assert scheduler["interval"] == "step"
     assert rates(optimizer, scheduler["scheduler"], 100) == pytest.approx(ours(r, 100), rel=1e-9)
+
+
+@pytest.mark.parametrize("trainer", sorted({*WRITERS} - {"script"}))
+def test_no_trainer_is_given_more_digits_of_a_beta_than_six(trainer: str) -> None:
+    given = with_optimizer(betas=(0.9, 0.9872585449014338))
+    assert "0.98725854" not in export(given, trainer)
 
 
 def test_lightning_decays_matrices_only() -> None:

@@ -175,7 +175,7 @@ def test_that_seeds_alone_have_a_setting_kept_is_as_rare_with_four_settings_as_w
 @pytest.mark.parametrize(
     ("world", "said"),
     [
-        (of_settings({}, per_doubling=0.0), r"nothing was tried: .* at effective batch \d+, and 0.100 at the smallest batch \(\d+\), so it is not wider by more than seeds vary"),
+        (of_settings({}, per_doubling=0.0), r"nothing was tried: .* at effective batch \d+, and \+0.1 at the smallest batch \(\d+\), so it is not wider by more than seeds vary"),
         (of_settings({}, per_doubling=-0.1), "nothing was tried: .* so it is not wider"),
         (IDEAL, "nothing was tried: no run of the chosen batch has measured its generalisation gap"),
     ],

@@ -142,7 +142,7 @@ def test_the_sentence_names_both_distances() -> None:
 def test_a_model_that_no_split_leaves_as_it_is_goes_on_with_what_the_comparisons_mean() -> None:
     found = equivalence_of(0.38, reference={"parts_training_ratio": 1.024}).conclude()
     assert found.ok
-    assert "batch 16 (4 x 4) is rho = 3.80e-01 from batch 16 (8 x 2) (tolerance 1.0e-04" in found.reason
+    assert "batch 16 (4 x 4) is rho = 3.8e-01 from batch 16 (8 x 2) (tolerance 1.0e-04" in found.reason
     assert "add up to 1.0240 x that of the whole" in found.reason
     assert found.notes[0].startswith("batches are comparable where their micro-batch size is the same")
     assert "look for a state that every forward pass changes" in equivalence_of(0.38).conclude().reason

@@ -47,7 +47,7 @@ def test_every_run_that_came_to_something_is_on_it_and_the_recommended_one_is_ri
     told = {(mark.x, mark.y): mark.told for mark in runs.marks}
     for trial in full:
         if trial.state is TrialState.PRUNED:
-            own = (f"{trial.measured('val_loss'):.4f}", f"{trial.measured('samples_seen'):,.0f} samples")
+            own = (f"{trial.measured('val_loss'):.3f}", f"{trial.measured('samples_seen'):,.0f} samples")
             assert all(one in told[trial.config.effective_batch_size, trial.config.learning_rate] for one in own)
 
 

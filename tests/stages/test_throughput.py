@@ -388,7 +388,7 @@ def test_the_intervals_of_the_rates_cover_how_much_faster_one_batch_is(noise: fl
 def test_the_sentence_names_the_fastest_the_next_and_the_baseline_with_their_paired_figures() -> None:
     known = played(frontier(4, 8, 16), optimizer={"reference_batch_size": 4}, stage={"multiples": [1]})
     assert known.conclude().reason == (
-        "effective batch 16 (16 x 1) trains fastest: 80.0 samples/s; "
+        "effective batch 16 (16 x 1) trains fastest: 80 samples/s; "
         "effective batch 8 reaches 0.83 x [0.83, 0.83] in 3 rounds; "
         "effective batch 4 reaches 0.63 x [0.63, 0.63] in 3 rounds; "
         "the noise scale is undetermined, so goodput is not ranked"

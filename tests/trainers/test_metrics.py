@@ -54,9 +54,10 @@ def test_numbers_are_told_in_the_unit_that_stands_beside_them() -> None:
 def test_a_loss_is_told_with_as_many_digits_as_tell_it_apart() -> None:
     loss, gap = metric_of("val_loss"), metric_of("generalisation_gap")
     assert [loss.number(value) for value in (5.0944, 0.00022, 3520398.0, 0.0)] == [
-        "5.0944",
+        "5.094",
         "0.00022",
         "3.52e+06",
-        "0.0000",
+        "0.000",
     ]
-    assert [gap.number(value) for value in (0.2042, -0.000222)] == ["+0.2042", "-0.000222"]
+    assert metric_of("coherence").number(0.084) == "0.084", "which is no loss"
+    assert [gap.number(value) for value in (0.2042, -0.000222)] == ["+0.2", "-0.00022"]

@@ -47,7 +47,9 @@ def export(recommendation: Recommendation, to: str, run_dir: str = RUN_DIR) -> s
     if to not in WRITERS:
         raise ValueError(f"cannot export to '{to}'; {instead(to, [*WRITERS])}")
     answer = replace(recommendation.answer, next=with_run_dir(recommendation.answer.next, run_dir))
-    return WRITERS[to](as_long_as_the_real_run(replace(recommendation, answer=answer)))
+    given = recommendation.optimizer
+    optimizer = given.model_copy(update={"betas": tuple(float(f"{beta:.6g}") for beta in given.betas)})
+    return WRITERS[to](as_long_as_the_real_run(replace(recommendation, answer=answer, optimizer=optimizer)))
 
 
 def trainers_of(recommendation: Recommendation) -> list[str]:

@@ -47,10 +47,11 @@ def _in_words(figure: Figure, marks: Sequence[tuple[Series, Mark]]) -> str:
 
 def _value_in_words(axis: Axis, unit: str, name: str, mark: Mark) -> str:
     said = mark.text if mark.text.replace(" ", "").isalpha() else ""  # and not the number once more
-    parts = [name, axis.text(mark.y), unit, said]
+    text = axis.precise or axis.text
+    parts = [name, text(mark.y), unit, said]
     if mark.low is not None and mark.high is not None:
-        high = axis.text(mark.high) if math.isfinite(mark.high) else "no upper end"
-        parts.append(f"(from {axis.text(mark.low)} to {high})")
+        high = text(mark.high) if math.isfinite(mark.high) else "no upper end"
+        parts.append(f"(from {text(mark.low)} to {high})")
     return " ".join(filter(None, parts)) + (f", {mark.told}" if mark.told else "")
 
 

@@ -17,7 +17,7 @@ from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import batch_text
 from batchscout.orchestrator.study.trial import Metrics, Trial
-from batchscout.orchestrator.units import bytes_text, counted
+from batchscout.orchestrator.units import bytes_text, counted, loss_text
 from batchscout.trainers.metrics import metric_of
 
 _CONFIG_COLUMNS = {
@@ -187,13 +187,15 @@ def _value_cell(key: str, value: JsonValue) -> Element:
 
 
 def value_element(key: str, value: JsonValue) -> Element:
-    """Return a value of recommendation.json, whatever its shape; a number of bytes is written as people read it."""
+    """Return a value of recommendation.json, whatever its shape; bytes and losses are written as people read them."""
     if isinstance(value, dict):
         return facts_table(value)
     if isinstance(value, list):
         return _list_element(value)
     if isinstance(value, (int, float)) and key.endswith("_bytes"):
         return element("span", bytes_text(value))
+    if isinstance(value, float) and key.endswith("loss"):
+        return element("span", loss_text(value))
     return element("span", config_text(value))
 
 
@@ -217,7 +219,7 @@ def config_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)
 
 

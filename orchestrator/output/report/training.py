@@ -29,7 +29,7 @@ from batchscout.orchestrator.stages.figures import (
 from batchscout.orchestrator.stages.input_bound import INPUT_BOUND
 from batchscout.orchestrator.study.run_directory import trial_directory
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.units import number_text
+from batchscout.orchestrator.units import loss_text, number_text
 from batchscout.trainers.noise.noise_curve import NOISE_CURVE_FILE, AccumulatedGradient, NoiseSnapshot, read_noise_curve
 from batchscout.trainers.notices import Notice, heard_by
 from batchscout.trainers.step_log import FILE_NAME, Step, read_steps
@@ -108,7 +108,7 @@ def step_figures(curves: Sequence[RunCurves]) -> list[Figure]:
         Figure(
             "step_losses",
             samples,
-            Axis("training loss", top=top),
+            Axis("training loss", top=top, precise=loss_text),
             losses,
             f"The loss of every step, before its update.{means}{cut}",
         ),

@@ -41,6 +41,7 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
             f"Numbers are micro-batch sizes{''.join(f'; {one}' for one in looks)}. A bar is from the slowest to the fastest round."
             f"{' On the Pareto front nothing is faster in less memory.' if front else ''}{told}",
             _limits(shown, context.config.headroom),
+            beside="micro-batch",
             width=700,
             height=330,
         )

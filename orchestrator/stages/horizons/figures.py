@@ -12,6 +12,7 @@ from batchscout.orchestrator.stages.horizons.conclude import ended
 from batchscout.orchestrator.stages.horizons.findings import HorizonsFindings
 from batchscout.orchestrator.stages.horizons.propose import rivals
 from batchscout.orchestrator.stages.train import loss_deviation
+from batchscout.orchestrator.units import loss_text
 
 
 def figures(context: StageContext[Horizons]) -> list[Figure]:
@@ -33,7 +34,7 @@ def figures(context: StageContext[Horizons]) -> list[Figure]:
         Figure(
             "horizons",
             Axis("length of the run, samples of the baseline", log=True),
-            Axis("validation loss at its end"),
+            Axis("validation loss at its end", precise=loss_text),
             tuple(series),
             f"Each point is a whole run with its own schedule.{seeds_bar(context.trials())} The last one, with its 90 % interval, is extrapolated.",
         )

@@ -19,7 +19,7 @@ from batchscout.orchestrator.stages.throughput.findings import ThroughputFinding
 from batchscout.orchestrator.stages.throughput.propose import ThroughputProgress
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Trial
-from batchscout.orchestrator.units import listed
+from batchscout.orchestrator.units import listed, rate_text
 
 
 def conclude(context: StageContext[Throughput]) -> Conclusion:
@@ -53,7 +53,7 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
     split = fastest.split
     said = [
         f"effective batch {split.effective_batch_size} ({split.micro_batch_size} x {split.gradient_accumulation_steps}) "
-        f"trains fastest: {timed.rate(fastest):,.1f} samples/s",
+        f"trains fastest: {rate_text(timed.rate(fastest), 'samples/s')}",
         *_others(context, others),
         _noise(scale, findings),
     ]

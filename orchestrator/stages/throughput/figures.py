@@ -22,7 +22,6 @@ from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
 from batchscout.orchestrator.study.state import speed_kind
 from batchscout.orchestrator.study.trial import Metrics, Trial
-from batchscout.orchestrator.units import number_text
 
 
 def derived(context: StageContext[Throughput], trial: Trial) -> Metrics:
@@ -46,7 +45,7 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
     noise_axis = Axis("noise scale, samples", zero=True, top=3 * max((mark.y for mark in noise), default=1.0))
     findings = found(context.study, ThroughputFindings)
     critical = findings.critical_batch_size if findings else None
-    limits = (Line(critical, f"critical {number_text(critical)}", vertical=True),) if critical else ()
+    limits = (Line(critical, f"critical batch {critical:,.0f}", vertical=True),) if critical else ()
     return [
         _figure("speed", context, Axis(context.study.facts.rate_unit, zero=True), (speed,), SPEED_CAPTION),
         _figure("noise_scale", context, noise_axis, (_of_batches("", noise, OTHERS_COLOUR),), NOISE_CAPTION),

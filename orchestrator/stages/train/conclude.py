@@ -35,7 +35,7 @@ from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import TrialState
-from batchscout.orchestrator.units import counted, loss_text, share_text, training_time_text
+from batchscout.orchestrator.units import counted, gap_text, loss_text, share_text, training_time_text
 
 
 def conclude(context: StageContext[Train]) -> Conclusion:
@@ -58,7 +58,7 @@ def conclude(context: StageContext[Train]) -> Conclusion:
         *_at_equal_samples(ranking, winner),
         *_off_their_speed(findings),
         *_foretold(context, findings),
-        *_widening(findings.generalisation),
+        *on_widening(findings.generalisation),
         *([f"the best run overfits: {overfitting}"] if (overfitting := overfitting_of(winner.first)) else []),
         *_cut(context),
     )
@@ -164,18 +164,22 @@ def _off_their_speed(findings: TrainFindings) -> list[str]:
     ] if off else []  # fmt: skip
 
 
-def _widening(generalisation: Generalisation | None) -> list[str]:
-    """Return the gap of every batch, where a larger one widens it by more than the seeds vary."""
-    gaps = generalisation.gaps if generalisation else ()
-    if generalisation is None or not any(generalisation.is_wider(gap) for gap in gaps):
+def on_widening(generalisation: Generalisation | None) -> list[str]:
+    """Return the gap of every batch, where that of the largest exceeds that of the smallest by more than the seeds vary, and no other exceeds
+    it by as much."""
+    if generalisation is None:
+        return []
+    gaps, largest = generalisation.gaps, generalisation.gaps[-1]
+    widest = max(one.gap for one in gaps)
+    if not generalisation.is_wider(largest) or widest - largest.gap > generalisation.deviation:
         return []
     each = [
-        f"{loss_text(gap.gap)} at effective batch {gap.effective_batch_size} ({gap.sample_budget:,} samples)"
+        f"{gap_text(gap.gap)} at effective batch {gap.effective_batch_size} ({gap.sample_budget:,} samples)"
         for gap in gaps
     ]
     return [
         "the generalisation gap (validation loss less the loss over samples that were trained on) widens with the batch, as it "
-        f"often does (arXiv 1609.04836): {'; '.join(each)}; seeds alone vary by {loss_text(generalisation.deviation)}"
+        f"often does (arXiv 1609.04836): {'; '.join(each)}; seeds alone vary by {generalisation.deviation:.2g}"
     ]
 
 

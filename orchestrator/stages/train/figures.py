@@ -13,7 +13,7 @@ from batchscout.orchestrator.stages.findings import winner_of
 from batchscout.orchestrator.stages.train.choice import full_runs
 from batchscout.orchestrator.stages.train.findings import TrainFindings, chosen_run, loss_deviation, trained
 from batchscout.orchestrator.stages.train.surface_figure import surface_figures
-from batchscout.orchestrator.units import loss_text, probability_text
+from batchscout.orchestrator.units import gap_text, loss_text, probability_text
 
 
 def figures(context: StageContext[Train]) -> list[Figure]:
@@ -34,14 +34,14 @@ def _of_gaps(generalisation: Generalisation) -> Figure:
     """Return the generalisation gap of every batch that was trained to its end."""
     spread = generalisation.deviation / math.sqrt(2)  # of one of the two gaps whose difference has that deviation
     marks = tuple(
-        Mark(gap.effective_batch_size, gap.gap, f"{loss_text(gap.gap)}", low=gap.gap - spread, high=gap.gap + spread)
+        Mark(gap.effective_batch_size, gap.gap, gap_text(gap.gap), low=gap.gap - spread, high=gap.gap + spread)
         for gap in generalisation.gaps
     )
     caption = (
         "The validation loss at the end of each batch's best run, less the loss over samples that it was trained on, "
         "both without dropout; the bar is the seeds' deviation."
     )
-    return _over_batches("generalisation_gap", "generalisation gap", marks, caption)
+    return _over_batches("generalisation_gap", Axis("generalisation gap", precise=gap_text), marks, caption)
 
 
 def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure:
@@ -64,9 +64,11 @@ def _of_batches(context: StageContext[Train], findings: TrainFindings) -> Figure
         "What each batch comes to at its own best learning rate, by the surface through all runs, with its 90 % interval. "
         "P: the probability that it is the best of all."
     )
-    return _over_batches("batches", f"{what} at equal cost", marks, caption)
+    return _over_batches("batches", Axis(f"{what} at equal cost", precise=loss_text), marks, caption, "P(best)")
 
 
-def _over_batches(name: str, what: str, marks: tuple[Mark, ...], caption: str) -> Figure:
+def _over_batches(name: str, y_axis: Axis, marks: tuple[Mark, ...], caption: str, beside: str = "") -> Figure:
     x_axis = Axis("effective batch, samples", log=True, ticks=tuple(float(mark.x) for mark in marks))
-    return Figure(name, x_axis, Axis(what), (Series("", marks, OTHERS_COLOUR),), caption, width=540, height=290)
+    return Figure(
+        name, x_axis, y_axis, (Series("", marks, OTHERS_COLOUR),), caption, beside=beside, width=540, height=290
+    )

@@ -29,7 +29,7 @@ from batchscout.orchestrator.stages.train.choice import choice_of, full_runs, su
 from batchscout.orchestrator.stages.train.conclude import interval
 from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.stages.train.lineup import lineup_of
-from batchscout.orchestrator.units import exact_text, loss_text, number_text, probability_text
+from batchscout.orchestrator.units import loss_text, number_text, probability_text
 
 STEP = 0.25
 """The height of a cell, in factors of 2 of the learning rate."""
@@ -49,7 +49,7 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
     what = "seconds to the target loss" if context.config.objective == "target" else "validation loss"
     batches = surface.coordinates.batches
     against, (cells, shades) = _differences(context, surface), _cells(surface, observed, what)
-    runs = _runs(context, surface, observed, what)
+    runs = _runs(context, surface, observed)
     diverged = [one for one in observed if one.loss is None]
     lost = tuple(Mark(one.effective_batch_size, one.learning_rate, "diverged", "cross") for one in diverged)
     roles = {mark.kind for mark in runs.marks}
@@ -61,11 +61,12 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
         Figure(
             "surface",
             Axis("effective batch, samples", log=True, ticks=tuple(float(batch) for batch in batches)),
-            Axis("learning rate", log=True),
+            Axis("learning rate", log=True, precise=number_text),
             (_best_rates(surface), runs, Series("diverged" if lost else "", lost, FAILED_COLOUR, joined=False)),
             f"The {what} at equal cost that the surface through all runs has: the stronger the shade, the lower, as the scale above says. Numbers are what "
             f"the runs came to{cut}{''.join(f'; {one}' for one in looks)}. The dashed line is each batch's best learning rate, with its 90 % interval.",
             cells=cells,
+            beside=what,
             shades=shades,
             width=700,
             height=360,
@@ -111,7 +112,12 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
     return Figure(
         "differences",
         Axis("effective batch, samples", log=True, ticks=tuple(float(one) for one in surface.coordinates.batches)),
-        Axis(f"{what} that the recommended setting saves", _share_text, bottom=bottom if is_cut else None),
+        Axis(
+            f"{what} that the recommended setting saves",
+            _tick_text,
+            precise=_share_text,
+            bottom=bottom if is_cut else None,
+        ),
         (
             Series("", (choice,), joined=False),
             Series("at its best rate", best, OTHERS_COLOUR, joined=False),
@@ -125,8 +131,13 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
     )
 
 
+def _tick_text(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
 def _share_text(share: float) -> str:
-    return f"{100 * share:.3g}%" if abs(share) >= 5e-4 else "0%"
+    """Return whole percents: intervals are tens of them."""
+    return f"{round(100 * share)}%"
 
 
 def _chosen(context: StageContext[Train], surface: Surface) -> Setting:
@@ -137,7 +148,7 @@ def _chosen(context: StageContext[Train], surface: Surface) -> Setting:
     return choice_of(context, surface).setting
 
 
-def _runs(context: StageContext[Train], surface: Surface, observed: Sequence[Observation], what: str) -> Series:
+def _runs(context: StageContext[Train], surface: Surface, observed: Sequence[Observation]) -> Series:
     """Return the runs that came to something; the chosen one is ringed, and one that was cut tells its own last loss, too."""
     cut = {setting_of(trial): trial.how_it_ended_at for trial in full_runs(context.study) if trial.state.ruled_out}
     chosen, standing = _chosen(context, surface), choice_of(context, surface).own
@@ -146,14 +157,13 @@ def _runs(context: StageContext[Train], surface: Surface, observed: Sequence[Obs
     for one in observed:
         setting = Setting(one.effective_batch_size, one.learning_rate)
         if one.loss is not None:
-            estimated = f", extrapolated: {cut[setting]}" if one.extra_deviation else ""
             marks.append(
                 Mark(
                     one.effective_batch_size,
                     one.learning_rate,
                     f"~{loss_text(one.loss)}" if one.extra_deviation else f"{loss_text(one.loss)}",
                     "chosen" if setting == chosen else "baseline" if setting == own else "point",
-                    told=f"{what} {exact_text(one.loss)}{estimated}",
+                    told=f"extrapolated: {cut[setting]}" if one.extra_deviation else "",
                 )
             )
     return Series("runs", tuple(marks), OTHERS_COLOUR, joined=False)
@@ -192,14 +202,14 @@ def _cells(surface: Surface, observed: Sequence[Observation], what: str) -> tupl
             edges[i + 1],
             2 ** (rung - STEP / 2),
             2 ** (rung + STEP / 2),
-            f"effective batch {coordinates.batches[i]}, learning rate {number_text(2**rung)}: {what} {exact_text(loss)} by the surface",
+            f"effective batch {coordinates.batches[i]}, learning rate {number_text(2**rung)}: {what} {loss_text(loss)} by the surface",
             AUXILIARY_COLOUR,
             strength(loss),
         )
         for (i, rung), loss in losses.items()
     )
     steps = (lowest + share * typical for share in (0, 0.25, 0.5, 1, 2))
-    return cells, {f"{loss:.4g}": strength(loss) for loss in steps}
+    return cells, {loss_text(loss): strength(loss) for loss in steps}
 
 
 def _edges(batches: Sequence[int]) -> list[float]:

@@ -14,6 +14,8 @@ from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.output.report.page import render_report
 from batchscout.orchestrator.output.status import print_status
 from batchscout.orchestrator.stages.estimates.generalisation import (
+    Gap,
+    Generalisation,
     generalisation_of,
     long_overfitting_of,
     overfitting_of,
@@ -21,6 +23,7 @@ from batchscout.orchestrator.stages.estimates.generalisation import (
 from batchscout.orchestrator.stages.estimates.ranking import PRIOR_DEGREES, USUAL_GAIN, standings
 from batchscout.orchestrator.stages.estimates.surface import PRIOR
 from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.stages.train.conclude import on_widening
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from batchscout.trainers.config import TrialConfig
@@ -174,8 +177,8 @@ def test_the_train_stage_says_where_a_larger_batch_widens_it_and_by_how_much_see
     assert findings.generalisation is not None
     note = next(note for note in recommendation.evidence.notes if "widens with the batch" in note)
     for gap in findings.generalisation.gaps:
-        assert f"{gap.gap:.3f} at effective batch {gap.effective_batch_size} (4,096 samples)" in note
-    assert note.endswith(f"seeds alone vary by {findings.generalisation.deviation:.3f}")
+        assert f"{gap.gap:+.2g} at effective batch {gap.effective_batch_size} (4,096 samples)" in note
+    assert note.endswith(f"seeds alone vary by {findings.generalisation.deviation:.2g}")
     mine = findings.generalisation.of_batch(recommendation.effective_batch_size)
     assert mine is not None
     assert recommendation.evidence.generalisation_gap == pytest.approx(mine.gap)
@@ -184,7 +187,16 @@ def test_the_train_stage_says_where_a_larger_batch_widens_it_and_by_how_much_see
     assert "generalisation gap</th>" in page
     assert "less the loss over samples that it was trained on" in page
     print_status(config, known, is_driven=False)
-    assert f", gap +{mine.gap:.3f}" in capsys.readouterr().out
+    assert f", gap {mine.gap:+.2g}" in capsys.readouterr().out
+
+
+def test_a_gap_that_falls_at_the_largest_batch_is_not_said_to_widen() -> None:
+    def said(*gaps: float) -> list[str]:
+        return on_widening(Generalisation(tuple(Gap(2**i, 100, gap) for i, gap in enumerate(gaps)), 0.03))
+
+    assert said(0.07, 0.14, 0.45, 0.18) == []
+    assert said(0.07, 0.14, 0.19, 0.18), "within what seeds vary"
+    assert said(0.18, 0.14, 0.19) == []
 
 
 def test_it_says_nothing_where_no_batch_widens_it(tmp_path: Path) -> None:
