@@ -33,6 +33,8 @@ _CHARACTER, _BOLD = 7.3, 8.2
 """The widths of a character of the 12 px texts in a wide font: what has room in it has room in every other."""
 _BEFORE_NAME = 16
 """How far from the right edge of the plot the names of series begin."""
+_SMALLEST = 0.66
+"""A picture shrinks to so much of its size: one of usual width is as wide as a phone. A wider one is moved sideways there."""
 _MOST_SHAPES = 30
 """A series of more marks has small dots, all alike."""
 
@@ -185,9 +187,10 @@ def plot(figure: Figure) -> Element:
         "svg",
         *drawing.parts,
         viewBox=f"0 0 {figure.width} {height}",
-        style=f"max-width:{figure.width}px;min-width:{0.73 * figure.width:.0f}px",
+        style=f"max-width:{figure.width}px;min-width:{_SMALLEST * figure.width:.0f}px",
         role="img",
         aria_label=spoken(figure),
+        data_beside=figure.beside or None,
     )
 
 

@@ -123,6 +123,16 @@ def test_every_stage_has_its_question_its_conclusion_a_plot_and_its_trials(html:
             assert trial.explanation_beside_state in text
 
 
+def test_what_leads_to_a_section_has_the_words_of_its_heading(html: str) -> None:
+    tree = ElementTree.fromstring(
+        re.sub(r"<(meta|input)([^>]*)>", r"<\1\2/>", re.sub(r"<script.*?</script>", "", html, flags=re.S)[15:])
+    )
+    headings = {one.get("id"): one.findtext("h2") for one in tree.iter("section")}
+    leads = {link.get("href", "")[1:]: link.text for nav in tree.iter("nav") for link in nav}
+    assert leads == {name: words or "recommendation" for name, words in headings.items() if name in leads}
+    assert {"training", "setting", *headings} - {*leads} <= {"training", "setting", "notices"}
+
+
 def test_one_table_has_the_trials_of_all_stages_where_several_have_any(html: str, config: StudyConfig) -> None:
     study = example_study(config)
     table = html[html.index('<section id="trials">') : html.index('<section id="time">')]

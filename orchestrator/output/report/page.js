@@ -71,7 +71,8 @@
     telling({ mark, series, isCell }) {
       if (isCell) return [mark.dataset.name]
       const { x, y, low, high, text, told } = mark.dataset
-      return [series.dataset.name, `${this.axes.x}: ${x}`, `${this.axes.y}: ${y}`, low && `from ${low} to ${high}`, text !== y && text, told].filter(Boolean)
+      const written = text !== y && text && [this.svg.dataset.beside, text].filter(Boolean).join(": ")
+      return [series.dataset.name, `${this.axes.x}: ${x}`, `${this.axes.y}: ${y}`, low && `from ${low} to ${high}`, written, told].filter(Boolean)
     }
 
     show(one, x = one?.x) {
@@ -138,12 +139,16 @@
       const details = node("details", { className: "values" }, node("summary", { textContent: "The values as a table" }))
       details.addEventListener("toggle", () => {
         if (!details.open || details.children.length > 1) return
-        const head = node("tr", {}, ...["", this.axes.x, this.axes.y, "from", "to", ""].map((text) => node("th", { textContent: text, scope: "col" })))
-        const rows = this.all.map(({ mark, series, isCell }) => {
-          if (isCell) return node("tr", {}, node("td", { textContent: mark.dataset.name, colSpan: 6 }))
-          const { x, y, low = "", high = "", text, told = "" } = mark.dataset
-          return node("tr", {}, ...[series.dataset.name, x, y, low, high, text !== y && text || told].map((one) => node("td", { textContent: one })))
+        const marks = this.all.filter((one) => !one.isCell).map(({ mark, series }) => {
+          const { x, y, low, high, text, told } = mark.dataset
+          return [series.dataset.name, x, y, low, high, text !== y && text, told].map((one) => one || "")
         })
+        const names = ["what", this.axes.x, this.axes.y, "from", "to", this.svg.dataset.beside || "label", "more"]
+        const used = names.map((_, column) => marks.some((texts) => texts[column]))
+        const cells = (tag, texts) => texts.filter((_, column) => used[column]).map((one) => node(tag, { textContent: one, ...(tag === "th" && { scope: "col" }) }))
+        const head = node("tr", {}, ...cells("th", names))
+        const rows = marks.map((texts) => node("tr", {}, ...cells("td", texts)))
+        rows.push(...this.all.filter((one) => one.isCell).map(({ mark }) => node("tr", {}, node("td", { textContent: mark.dataset.name, colSpan: 7 }))))
         details.append(node("div", { className: "scroll" }, node("table", {}, node("thead", {}, head), node("tbody", {}, ...rows))))
       })
       figure.append(details)

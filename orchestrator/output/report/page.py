@@ -85,20 +85,19 @@ def _pieces(
     ]
     along = training_section(curves)
     of_all = _all_trials(list(stages.values()), is_driven=is_driven)
-    names = [
-        "recommendation",
-        *stages,
-        *(["training"] if along is not None else []),
-        *(["trials"] if of_all is not None else []),
-        "time",
-    ]
+    names = {
+        "recommendation": "recommendation",
+        **{name: name for name in stages},
+        **({"training": "Along the way"} if along is not None else {}),
+        **({"trials": "All trials"} if of_all is not None else {}),
+        "time": "Where the time went",
+        **({"evidence": "The evidence"} if recommendation else {}),
+    }
     body = within(
         element("main"),
         element("p", "batchscout", class_="muted"),
         element("h1", study.name),
-        element(
-            "nav", *[element("a", name.replace("_", " "), href=f"#{name}") for name in names], aria_label="Sections"
-        ),
+        element("nav", *[element("a", words, href=f"#{name}") for name, words in names.items()], aria_label="Sections"),
         _is_live() if every else None,
         answer_section(config, study, recommendation, [figure_element(figure, name) for name, figure in answers]),
         element("section", setting_list(config, study), id="setting"),
