@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -27,13 +28,13 @@ from batchscout.orchestrator.stages.figures import (
 )
 from batchscout.orchestrator.units import number_text
 
-NUM_COLOURS = 10
+NUM_COLOURS = 12
 _TOP, _BOTTOM, _ROW = 24, 42, 15
 _CHARACTER, _BOLD = 7.3, 8.2
 """The widths of a character of the 12 px texts in a wide font: what has room in it has room in every other."""
 _BEFORE_NAME = 16
 """How far from the right edge of the plot the names of series begin."""
-_SMALLEST = 0.66
+_SMALLEST = 0.65
 """A picture shrinks to so much of its size: one of usual width is as wide as a phone. A wider one is moved sideways there."""
 _MOST_SHAPES = 30
 """A series of more marks has small dots, all alike."""
@@ -55,11 +56,20 @@ def _name(key: str) -> str:
     return key.rstrip("_").replace("_", "-")
 
 
+_SENTENCES, _EXPONENT = ("p", "li", "dd", "span", "figcaption"), re.compile(r"(\d[\d.]*e-\d+)")
+
+
 def _append_text(node: Element, text: str) -> None:
+    """Add it. In a sentence no line ends within 5.9e-06."""
+    first, *others = _EXPONENT.split(text) if node.tag in _SENTENCES else [text]
     if len(node):
-        node[-1].tail = (node[-1].tail or "") + text
+        node[-1].tail = (node[-1].tail or "") + first
     else:
-        node.text = (node.text or "") + text
+        node.text = (node.text or "") + first
+    for number, after in zip(others[::2], others[1::2], strict=True):
+        whole = Element("span", {"class": "whole"})
+        whole.text, whole.tail = number, after
+        node.append(whole)
 
 
 @dataclass(frozen=True)
@@ -178,11 +188,11 @@ def plot(figure: Figure) -> Element:
     _draw_names(drawing, [one for one in shown if one.label and not one.faint], x, y, are_lines=not figure.cells)
     _draw_lines(drawing, [line for line in figure.lines if _inside(line, x, y)], x, y)
     for one in shown:
-        drawing.parts.append(_series(one, _aside(x, one), y))
-        drawing.marks += _room_of(one, _aside(x, one), y)
-    written = [(mark, _aside(x, one)) for one in shown for mark in one.marks]
-    for mark, aside in sorted(written, key=lambda one: one[0].kind != "chosen"):  # it has the first choice of places
-        drawing.write(mark.text, _beside(mark, aside, y), "note", always=mark.kind == "chosen")
+        drawing.parts.append(_series(one, x, y))
+        drawing.marks += _room_of(one, x, y)
+    marks = (mark for one in shown for mark in one.marks)
+    for mark in sorted(marks, key=lambda mark: mark.kind != "chosen"):  # it has the first choice of places
+        drawing.write(mark.text, _beside(mark, x, y), "note", always=mark.kind == "chosen")
     return element(
         "svg",
         *drawing.parts,
@@ -299,7 +309,7 @@ def _cell(cell: Cell, x: Scale, y: Scale) -> Element:
 
 
 def _draw_shades(drawing: _Drawing, figure: Figure, x: Scale) -> None:
-    """Draw the scale of the cells' strengths, from the right edge of the plot to the left."""
+    """Draw the scale of the cells' strengths, from the right edge of the plot to the left, and before it of what: what their marks tell, too."""
     right = x.end
     for told, strength in reversed(tuple(figure.shades.items())):
         right -= _CHARACTER * len(told)
@@ -307,6 +317,7 @@ def _draw_shades(drawing: _Drawing, figure: Figure, x: Scale) -> None:
         looks = {"class_": f"cell c{figure.cells[0].colour}", "opacity": strength}
         drawing.parts.append(element("rect", x=round(right - 22, 1), y=2, width=18, height=11, **looks))
         right -= 34
+    drawing.write(figure.beside if figure.shades else "", [(right - 2, 12, "end")], "label", always=True)
 
 
 def _draw_lines(drawing: _Drawing, lines: Sequence[Line], x: Scale, y: Scale) -> None:
@@ -329,9 +340,8 @@ def _draw_lines(drawing: _Drawing, lines: Sequence[Line], x: Scale, y: Scale) ->
             drawing.marks.append(_Box(x.start, at - 1, x.end, at + 1))
 
 
-def _aside(x: Scale, series: Series) -> Scale:
-    """Return the scale by which the marks of a series are drawn."""
-    return replace(x, start=x.start + series.aside, end=x.end + series.aside)
+def _across(mark: Mark, x: Scale) -> float:
+    return round(x(mark.x) + mark.aside, 1)
 
 
 def _series(series: Series, x: Scale, y: Scale) -> Element:
@@ -354,13 +364,13 @@ def _corners(marks: Sequence[Mark], series: Series) -> list[Mark]:
 
 
 def _path(marks: Sequence[Mark], looks: str, x: Scale, y: Scale) -> Element | None:
-    points = " ".join(f"{x(mark.x)},{y(mark.y)}" for mark in marks)
+    points = " ".join(f"{_across(mark, x)},{y(mark.y)}" for mark in marks)
     return element("polyline", points=points, class_=looks or None) if len(marks) > 1 else None
 
 
 def _mark(mark: Mark, series: Series, x: Scale, y: Scale) -> list[Element]:
     """Return the mark with its interval. Its values are those that the pointer tells."""
-    at_x, at_y = x(mark.x), y(mark.y)
+    at_x, at_y = _across(mark, x), y(mark.y)
     told: dict[str, str | None] = {"data_x": x.axis.told(mark.x), "data_y": y.axis.told(mark.y)}
     role = {"chosen": CHOSEN_COLOUR, "cross": FAILED_COLOUR, "baseline": BASELINE_COLOUR}.get(mark.kind)
     colour = series.colour if role is None else role
@@ -406,13 +416,13 @@ def _room_of(series: Series, x: Scale, y: Scale) -> Iterator[_Box]:
     if len(series.marks) > _MOST_SHAPES:
         return
     for mark in series.marks:
-        at_x, at_y, size = x(mark.x), y(mark.y), 8.0 if mark.kind == "chosen" else 4.0
+        at_x, at_y, size = _across(mark, x), y(mark.y), 8.0 if mark.kind == "chosen" else 4.0
         yield _Box(at_x - size, at_y - size, at_x + size, at_y + size)
         if mark.low is not None and mark.high is not None:
             low, high = (y(min(max(bound, y.low), y.high)) for bound in (mark.low, mark.high))
             yield _Box(at_x - 3, high, at_x + 3, low)
     for one, other in itertools.pairwise(_corners(series.marks, series) if series.joined else ()):
-        start, end = (x(one.x), y(one.y)), (x(other.x), y(other.y))
+        start, end = (_across(one, x), y(one.y)), (_across(other, x), y(other.y))
         steps = math.ceil(math.dist(start, end) / 8)
         for share in (i / steps for i in range(1, steps)):
             at_x, at_y = (a + share * (b - a) for a, b in zip(start, end, strict=True))
@@ -422,7 +432,7 @@ def _room_of(series: Series, x: Scale, y: Scale) -> Iterator[_Box]:
 def _beside(mark: Mark, x: Scale, y: Scale) -> list[tuple[float, float, str]]:
     """Return where a mark's text may stand: above, right, left and below, at the ends of its interval, at its corners, and of the
     chosen mark, whose text is always written, further away."""
-    at_x, at_y, off = x(mark.x), y(mark.y), 12 if mark.kind == "chosen" else 8
+    at_x, at_y, off = _across(mark, x), y(mark.y), 12 if mark.kind == "chosen" else 8
     ends = [y(end) for end in (mark.high, mark.low) if end is not None and y.low <= end <= y.high]
     rows = (up for more in range(0, 200 if mark.kind == "chosen" else 1, 14) for up in (-off - more, off + 9 + more))
     sides = ((off - 3, "start"), (3 - off, "end"), (0, "middle"))
@@ -443,7 +453,7 @@ def _draw_names(drawing: _Drawing, series: Sequence[Series], x: Scale, y: Scale,
     for one, place in zip(named, spread([y(one.marks[-1].y) for one in named], _ROW, y.end, y.start - 2), strict=True):
         last, name_x = one.marks[-1], round(x.end + _BEFORE_NAME, 1)
         if are_lines and one.joined:
-            begin, at = _aside(x, one)(last.x) + 5, y(last.y)
+            begin, at = _across(last, x) + 5, y(last.y)
             bend = max(begin, x.end - 6)
             leads = element("polyline", points=f"{begin},{at} {bend},{at} {name_x - 3},{place}", class_="leader")
             drawing.marks += [_Box(begin, at - 1, bend, at + 1), _Box(bend, min(at, place), name_x, max(at, place))]

@@ -15,7 +15,8 @@ CHOSEN_COLOUR, FAILED_COLOUR, BASELINE_COLOUR, OTHERS_COLOUR = 0, 1, 2, 5
 """One colour for each role, in all figures."""
 AUXILIARY_COLOUR = 6
 """The colour of what is not measured itself, such as a floor or a front."""
-CATEGORIES = (3, 4, 7, 8, 9)
+PRUNED_COLOUR, COMPILING_COLOUR = 4, 10
+CATEGORIES = (3, 7, 8, 9, 11)
 """The colours of what has no role, such as the modes of a frontier."""
 
 
@@ -34,6 +35,8 @@ class Mark:
     """The ends of an interval of y, drawn where both are given. It may go on without an upper end (math.inf)."""
     told: str = ""
     """What else is told of it where the pointer is on it."""
+    aside: float = 0.0
+    """By how many pixels it is drawn to the right of its x, where another mark is there, too."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,6 @@ class Series:
     bold: bool = False
     faint: bool = False
     """True for what another series of the same label smooths: that one has the name."""
-    aside: float = 0.0
-    """By how many pixels its marks are drawn to the right of their x, where another series has marks there, too."""
 
 
 @dataclass(frozen=True)

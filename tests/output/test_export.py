@@ -261,7 +261,7 @@ def test_lightning_optimizer_has_the_learning_rates_of_the_study(schedule: dict[
 
 @pytest.mark.parametrize("trainer", sorted({*WRITERS} - {"script"}))
 def test_no_trainer_is_given_more_digits_of_a_beta_than_six(trainer: str) -> None:
-    given = with_optimizer(betas=(0.9, 0.9872585449014338))
+    given = with_optimizer(betas=[0.9, 0.9872585449014338])
     assert "0.98725854" not in export(given, trainer)
 
 

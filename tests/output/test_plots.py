@@ -9,8 +9,9 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from batchscout.orchestrator.output.plots import plot
+from batchscout.orchestrator.output.plots import NUM_COLOURS, plot
 from batchscout.orchestrator.output.report.gallery import all_figures
+from batchscout.orchestrator.output.report.shell import text_of
 from batchscout.orchestrator.stages.figures import Axis, Cell, Figure, Mark, Series
 from tests.support.example_study import example_config, example_study
 from tests.support.outcome import kept_in
@@ -77,6 +78,13 @@ def test_no_line_leads_across_cells_or_from_marks_that_no_line_joins() -> None:
     assert leaders(on_cells) == []
     names = [one for one in on_cells.iter("g") if "name" in one.get("class", "")]
     assert [one.find("path") is not None for one in names] == [True, True], "the shape of the marks tells them apart"
+
+
+def test_every_colour_is_another_one_by_day_and_by_night() -> None:
+    for palette in re.findall(r":root \{.*?\}", text_of("figure.css"), flags=re.S):
+        colours = dict(re.findall(r"--(c\d+|decided|open): (#\w+)", palette))
+        assert {*colours} == {*(f"c{number}" for number in range(NUM_COLOURS)), "decided", "open"}
+        assert len({*colours.values()}) == len(colours)
 
 
 def test_what_keeps_its_value_until_the_next_mark_is_drawn_in_steps() -> None:

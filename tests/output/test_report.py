@@ -21,7 +21,7 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.load import apply_override, parse_study
 from batchscout.orchestrator.config.stages import Grid
 from batchscout.orchestrator.config.trial import base_trial, optimizer_at
-from batchscout.orchestrator.output.plots import Scale, plot, spread, ticks
+from batchscout.orchestrator.output.plots import Scale, element, plot, spread, ticks
 from batchscout.orchestrator.output.report.answer import paste_text
 from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.page import render_report, write_report
@@ -349,6 +349,13 @@ def test_numbers_as_people_read_them(value: float, text: str) -> None:
     assert number_text(value) == text
 
 
+def test_no_line_ends_within_a_number_of_a_sentence() -> None:
+    said = "rho <= 5.9e-06 (tolerance 1.0e-04)"
+    sentence = element("p", said, element("code", "lr=1e-05"))
+    assert [one.text for one in sentence.iter("span")] == ["5.9e-06", "1.0e-04"]
+    assert "".join(sentence.itertext()) == f"{said}lr=1e-05", "what one looks for and copies is what it was"
+
+
 def test_labels_keep_their_distance_and_their_order() -> None:
     places = spread([10, 11, 12, 99, 100], 13, 10, 100)
     assert all(later - earlier >= 13 for earlier, later in itertools.pairwise(places))
@@ -423,6 +430,18 @@ def test_status_stars_what_a_stage_chose_and_begins_no_line_of_a_sentence_at_the
     assert starred == [frontier.winner, chosen_run(known)], "a round of throughput's is no finding"
     heads = {f"{keys.type}: complete" for keys in config.stages}
     assert all(line[:1] in ("", " ", "*") or line in heads or line.startswith("time: ") for line in lines[1:-1])
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_status_breaks_no_figure_of_a_trial_where_the_terminal_is_narrow(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    config, known = kept_in(Path(__file__).parents[2] / "docs" / "recorded" / "quickstart")
+    print_status(config, known, is_driven=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > columns and "batchscout " not in line] == []
+    assert sum("tokens/s" in line for line in lines) > 20
 
 
 def test_the_last_losses_have_the_seeds_deviation_where_it_is_known(config: StudyConfig) -> None:

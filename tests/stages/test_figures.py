@@ -13,10 +13,14 @@ from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import best_so_far, loss_curves, with_deviation
 from batchscout.orchestrator.stages.figures import (
+    AUXILIARY_COLOUR,
     BASELINE_COLOUR,
+    CATEGORIES,
     CHOSEN_COLOUR,
+    COMPILING_COLOUR,
     FAILED_COLOUR,
     OTHERS_COLOUR,
+    PRUNED_COLOUR,
     Figure,
     Mark,
     names_of,
@@ -145,7 +149,18 @@ def test_no_series_of_a_kind_without_a_role_has_the_colour_of_one() -> None:
         one.name: one for context in contexts for one in stage_of(context.stage).figures(context)
     }
     modes = [series.colour for series in figures["speed_by_memory"].series]
-    assert {CHOSEN_COLOUR, FAILED_COLOUR, BASELINE_COLOUR, OTHERS_COLOUR}.isdisjoint(modes)
+    roles = {
+        CHOSEN_COLOUR,
+        FAILED_COLOUR,
+        BASELINE_COLOUR,
+        OTHERS_COLOUR,
+        AUXILIARY_COLOUR,
+        PRUNED_COLOUR,
+        COMPILING_COLOUR,
+    }
+    assert len(roles) == 7
+    assert roles.isdisjoint(CATEGORIES)
+    assert {*modes} <= {*CATEGORIES, AUXILIARY_COLOUR}
     assert len({*modes}) == len(modes)
 
 

@@ -10,12 +10,24 @@ from xml.etree.ElementTree import Element
 from pydantic import JsonValue
 
 from batchscout.orchestrator.output.plots import element, plot
-from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
+from batchscout.orchestrator.stages.figures import (
+    AUXILIARY_COLOUR,
+    COMPILING_COLOUR,
+    OTHERS_COLOUR,
+    Axis,
+    Figure,
+    Mark,
+    Series,
+)
 
 _BAR_WIDTH = 260
 _MOST_IN_WORDS = 2
 """So many points above each other are said and not drawn."""
-TIME_COLOURS: Mapping[str, int] = {"training": 5, "compiling": 3, "the rest: start, data, evaluation, checkpoints": 6}
+TIME_COLOURS: Mapping[str, int] = {
+    "training": OTHERS_COLOUR,
+    "compiling": COMPILING_COLOUR,
+    "the rest: start, data, evaluation, checkpoints": AUXILIARY_COLOUR,
+}
 """Of the parts of a bar, in their order; those of the timeline."""
 
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from batchscout.orchestrator.stages.figures import (
     AUXILIARY_COLOUR,
+    COMPILING_COLOUR,
     FAILED_COLOUR,
     OTHERS_COLOUR,
+    PRUNED_COLOUR,
     Axis,
     Cell,
     Figure,
@@ -23,19 +25,19 @@ MOST_HOLDS = 600
 MOST_OF_A_NODE = 20
 """The characters of a node's name that stand beside its rows; all of them are told at each bar."""
 
-_RUNNING, _WAITS, _COMPLETE, _COMPILING, _PRUNED = 9, 8, OTHERS_COLOUR, 3, 4
+_RUNNING, _WAITS = 9, 8
 _COLOURS = {
-    TrialState.COMPLETE: _COMPLETE,
-    TrialState.PRUNED: _PRUNED,
+    TrialState.COMPLETE: OTHERS_COLOUR,
+    TrialState.PRUNED: PRUNED_COLOUR,
     TrialState.FAILED: FAILED_COLOUR,
     TrialState.OUT_OF_MEMORY: FAILED_COLOUR,
 }
 _NAMES = {
     _RUNNING: "not ended",
-    _COMPILING: "compiling",
-    _COMPLETE: "complete",
+    COMPILING_COLOUR: "compiling",
+    OTHERS_COLOUR: "complete",
     _WAITS: "paused or waiting",
-    _PRUNED: "pruned",
+    PRUNED_COLOUR: "pruned",
     FAILED_COLOUR: "failed or out of memory",
     AUXILIARY_COLOUR: "lane or driver lost",
 }
@@ -121,7 +123,7 @@ def _cells(trial: Trial, hold: Hold, row: int, began: float, last: float) -> lis
     cells = [Cell(start + compiled, end, low, high, told, colour, 0.85)]
     if compiled:
         said = f"{trial.id}: {seconds_text(compiled)} of compiling"
-        cells.insert(0, Cell(start, start + compiled, low, high, said, _COMPILING, 0.85))
+        cells.insert(0, Cell(start, start + compiled, low, high, said, COMPILING_COLOUR, 0.85))
     return cells
 
 

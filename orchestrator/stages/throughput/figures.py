@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 
 from batchscout.orchestrator.config.stages import Throughput
@@ -17,6 +18,7 @@ from batchscout.orchestrator.stages.figures import (
     Series,
     coherence_mark,
     noise_scale_mark,
+    split_text,
 )
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
@@ -34,16 +36,16 @@ def derived(context: StageContext[Throughput], trial: Trial) -> Metrics:
 
 def figures(context: StageContext[Throughput]) -> list[Figure]:
     """Return speed, noise scale, coherence and goodput over the effective batch."""
-    noise = _noise_marks(context)
+    findings = found(context.study, ThroughputFindings)
+    noise = _marks(context, "noise_scale", _noise_mark)
     speed = Series("", _speed_marks(context), OTHERS_COLOUR)
-    floors = {mark.x: mark.y for mark in _marks(context, "coherence_floor")}
-    agreeing = tuple(coherence_mark(one.x, one.y, floors.get(one.x)) for one in _marks(context, "coherence"))
+    agreeing = _marks(context, "coherence", lambda x, y, of: coherence_mark(x, y, of.get("coherence_floor")))
     coherence = _of_batches("coherence", agreeing, OTHERS_COLOUR)
-    floor = replace(_of_batches("floor", _marks(context, "coherence_floor"), AUXILIARY_COLOUR), dashed=True)
-    gain = Series("", _goodput_marks(context), OTHERS_COLOUR)
+    floors = _marks(context, "coherence_floor", lambda x, y, _: Mark(x, y))
+    floor = replace(_of_batches("floor", tuple(replace(one, text="") for one in floors), AUXILIARY_COLOUR), dashed=True)
+    gain = Series("", _goodput_marks(findings) if findings else (), OTHERS_COLOUR)
     # It ends above the estimates: an interval that reaches far must not flatten them.
     noise_axis = Axis("noise scale, samples", zero=True, top=3 * max((mark.y for mark in noise), default=1.0))
-    findings = found(context.study, ThroughputFindings)
     critical = findings.critical_batch_size if findings else None
     limits = (Line(critical, f"critical batch {critical:,.0f}", vertical=True),) if critical else ()
     return [
@@ -55,7 +57,9 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
 
 
 GOODPUT_CAPTION = "Progress per second, with its 95 % interval."
-SPEED_CAPTION = "What accumulation costs; the bar is from the slowest to the fastest round."
+SPEED_CAPTION = (
+    "What accumulation costs: each batch in its fastest form; the bar is from the slowest to the fastest round."
+)
 NOISE_CAPTION = "Gradient noise scale (B_simple) with its 95 % interval."
 COHERENCE_CAPTION = (
     "How far the micro-batches' gradients agree, with its 95 % interval; below the floor it may be nothing but noise."
@@ -94,29 +98,35 @@ def _speed_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
     )
 
 
-def _marks(context: StageContext[Throughput], metric: str) -> tuple[Mark, ...]:
-    """Return (effective batch, metric) of the trials that have it; of several rounds the first measures these."""
-    points = [
-        (float(trial.config.effective_batch_size), (trial.metrics | derived(context, trial)).get(metric))
-        for trial in context.trials()
-        if trial.proposal.round in (None, 1)
-    ]
-    return tuple(Mark(x, y) for x, y in sorted((x, y) for x, y in points if y is not None))
+_APART = 16
+"""The pixels between two splits of one batch."""
 
 
-def _goodput_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
-    findings = found(context.study, ThroughputFindings)
-    ends = findings.goodput_ends if findings else {}
+def _marks(
+    context: StageContext[Throughput], metric: str, mark: Callable[[float, float, Metrics], Mark]
+) -> tuple[Mark, ...]:
+    """Return the mark of each trial that has the metric; of several rounds the first measures these. Splits of one batch lie beside each
+    other, and say which they are."""
+    trials = [one for one in context.trials() if one.proposal.round in (None, 1) and one.metric(metric) is not None]
+    by_batch: dict[int, list[Trial]] = {}
+    for trial in sorted(trials, key=lambda one: one.config.effective_batch_size):
+        by_batch.setdefault(trial.config.effective_batch_size, []).append(trial)
     return tuple(
-        replace(one, low=ends[int(one.x)][0], high=ends[int(one.x)][1]) if int(one.x) in ends else one
-        for one in _marks(context, "goodput")
+        replace(
+            mark(float(batch), trial.measured(metric), trial.metrics),
+            text=split_text(trial.config.split) if len(some) > 1 else "",
+            aside=_APART * (number - (len(some) - 1) / 2),
+        )
+        for batch, some in by_batch.items()
+        for number, trial in enumerate(some)
     )
 
 
-def _noise_marks(context: StageContext[Throughput]) -> tuple[Mark, ...]:
-    low, high = (
-        {mark.x: mark.y for mark in _marks(context, metric)} for metric in ("noise_scale_low", "noise_scale_high")
-    )
-    return tuple(
-        noise_scale_mark(one.x, one.y, low.get(one.x), high.get(one.x)) for one in _marks(context, "noise_scale")
-    )
+def _noise_mark(x: float, noise_scale: float, metrics: Metrics) -> Mark:
+    return noise_scale_mark(x, noise_scale, metrics.get("noise_scale_low"), metrics.get("noise_scale_high"))
+
+
+def _goodput_marks(findings: ThroughputFindings) -> tuple[Mark, ...]:
+    ends = findings.goodput_ends
+    gains = ((batch, gain, ends.get(batch, (None, None))) for batch, gain in sorted(findings.goodput.items()))
+    return tuple(Mark(batch, gain, low=low, high=high) for batch, gain, (low, high) in gains)

@@ -90,10 +90,10 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
     chosen, own = _chosen(context, surface), choice_of(context, surface).own
     what = {"samples": "samples", "target": "time to the target loss"}.get(context.config.objective, "training time")
 
-    def mark(batch: int, loss: NDArray[np.float64], told: str) -> Mark:
+    def mark(batch: int, loss: NDArray[np.float64], told: str, aside: float = 0.0) -> Mark:
         share = surface.time_share(surface.at(chosen), loss)
         high, middle, low = (1 - one for one in interval(share))
-        return Mark(batch, middle, _share_text(middle), low=low, high=high, told=told)
+        return Mark(batch, middle, _share_text(middle), low=low, high=high, told=told, aside=aside)
 
     p_best = surface.p_best
     best = tuple(
@@ -105,7 +105,7 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
     p_chosen = probability_text(p_best[chosen.effective_batch_size])
     told = f"learning rate {chosen.learning_rate:.3g}; P(best) of its batch {p_chosen}"
     choice = Mark(chosen.effective_batch_size, 0.0, "recommended", "chosen", told=told)
-    its_own = mark(yours.effective_batch_size, surface.at(yours), f"learning rate {yours.learning_rate:.3g}")
+    its_own = mark(yours.effective_batch_size, surface.at(yours), f"learning rate {yours.learning_rate:.3g}", aside=9)
     marks = (*best, its_own)
     bottom = min(MOST_LOST, *(1.2 * one.y for one in marks))
     is_cut = any(one.low is not None and one.low < bottom for one in marks)
@@ -121,10 +121,10 @@ def _differences(context: StageContext[Train], surface: Surface) -> Figure:
         (
             Series("", (choice,), joined=False),
             Series("at its best rate", best, OTHERS_COLOUR, joined=False),
-            *([Series(_whose(context), (its_own,), BASELINE_COLOUR, joined=False, aside=9)] if yours != chosen else []),
+            *([Series(_whose(context), (its_own,), BASELINE_COLOUR, joined=False)] if yours != chosen else []),
         ),
         f"The share of the {what} to the loss of each that the recommended setting saves, with the 90 % interval, by the surface through all runs. "
-        f"Where an interval crosses the zero line, the two cannot be told apart.{' One that reaches the bottom goes on below it.' if is_cut else ''}",
+        f"Where an interval crosses the zero line, neither is the better one with a probability of 95 %.{' One that reaches the bottom goes on below it.' if is_cut else ''}",
         (Line(0.0, ""),),
         width=540,
         height=300,
