@@ -30,6 +30,8 @@ class Metric:
         """Return what stands under the heading, which names the unit. A loss has three decimals, where these are neither too few digits nor
         too many."""
         number, form = value / self.per_unit, self.format
+        if self.unit == "%" and value > 1:
+            return "-"  # of more than all a part was mismeasured; a journal of another version may have it
         if form == _LOSS and number and not 0.1 <= abs(number) < 1000:
             form = "{:,.3g}"
         return form.format(number)

@@ -181,10 +181,10 @@ class Progress(Observer):
         parts += [f"{in_stage} left in this stage"] if in_stage else []
         in_all, estimated = most_seconds_left(self._study, self._most_full_runs), self._estimated_left()
         if in_all is not None:
-            parts.append(f"at most {seconds_text(max(in_all, in_stage.high if in_stage else 0.0))} left in all")
+            parts.append(f"at most {seconds_text(max(in_all, in_stage.high if in_stage else 0.0))} left")
         elif estimated:
             compiling = ", plus compiling" if uses_compile(self._config) else ""
-            parts.append(f"about {seconds_text(estimated)} left in all, by estimate{compiling}")
+            parts.append(f"about {seconds_text(estimated)} left, by estimate{compiling}")
         elif estimated is None and not in_stage:
             parts.append("the time left is not known yet")
         return ", ".join(parts)

@@ -327,7 +327,7 @@ def _evidence(study: Study, winner: Trial) -> Evidence:
         coherence=_noise(winner, "coherence"),
         coherence_floor=_noise(winner, "coherence_floor"),
         noise_measured_at_samples=winner.metric(_AT),
-        mfu=winner.metric("mfu"),
+        mfu=_mfu(winner),
         memory_limit_bytes=limit if margin is not None else None,
         memory_margin_bytes=margin,
         memory=memory,
@@ -361,12 +361,23 @@ def _peak_notes(study: Study, winner: Trial) -> list[str]:
     """Return against what the winner's utilisation is told."""
     precision = winner.config.precision
     peak = (study.facts.device_peaks or {}).get(precision)
-    if peak is None or winner.metric("mfu") is None:
+    if peak is None or all(winner.metric(one) is None for one in ("mfu", "model_flops_per_sample")):
         return []
     source = (
         "that matrix products reached on this device" if peak.source == "measured" else "of the device's data sheet"
     )
-    return [f"MFU is relative to the {peak.flops_per_second:.3g} FLOP/s in {precision} {source}"]
+    of_peak = f"the {peak.flops_per_second:.3g} FLOP/s in {precision} {source}"
+    if _mfu(winner) is None:
+        return [
+            f"no MFU is told: training takes more than {of_peak}, so these are not its peak (was the machine busy?)"
+        ]
+    return [f"MFU is relative to {of_peak}"]
+
+
+def _mfu(winner: Trial) -> float | None:
+    """Return what it used of the device; None where that is not known, or is more than all."""
+    mfu = winner.metric("mfu")
+    return mfu if mfu is not None and mfu <= 1 else None
 
 
 def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alternative, ...]:

@@ -260,15 +260,21 @@ def _marked(context: StageContext[StageKeys]) -> str | None:
 
 
 def _line(row: Sequence[str], widths: Sequence[int], explanation: str, width: int) -> str:
-    """Return the cells one under the other, and after them the explanation, broken between words where the terminal
+    """Return the cells, with those of other trials one under the other, and after them the explanation, broken between words where the terminal
     ends.
 
     Rich's own table takes as long for 10,000 trials as all the rest of `status`.
     """
-    cells = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True))
+    texts = [cell.ljust(size) for cell, size in zip(row, widths, strict=True)]
+    cells, below = "  ".join(texts), [explanation]
+    if len(cells) > width:  # the figures go below, too
+        cells, below = "  ".join(texts[:-1]), [row[-1], explanation]
     room = width - len(cells) - 2
-    if room < LEAST_ROOM:  # for words beside the cells: they go below them
-        lines = textwrap.wrap(explanation, max(LEAST_ROOM, width - 4), break_long_words=False, break_on_hyphens=False)
-        return "\n".join([cells.rstrip(), *(f"    {line}" for line in lines)])
+    if len(below) > 1 or room < LEAST_ROOM:  # for words beside the cells: they go below them
+        wrapped = (
+            textwrap.wrap(text, max(LEAST_ROOM, width - 4), break_long_words=False, break_on_hyphens=False)
+            for text in below
+        )
+        return "\n".join([cells.rstrip(), *(f"    {line}" for lines in wrapped for line in lines)])
     first, *others = textwrap.wrap(explanation, room, break_long_words=False, break_on_hyphens=False) or [""]
     return "\n".join([f"{cells}  {first}".rstrip(), *(" " * (len(cells) + 2) + line for line in others)])

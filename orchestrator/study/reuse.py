@@ -156,7 +156,8 @@ def against_peak(metrics: Metrics, peak: DevicePeak | None) -> Metrics:
         return metrics
     ratio = before / peak.flops_per_second
     told = {key: value * ratio for key in ("mfu", "hfu") if (value := metrics.get(key)) is not None}
-    return metrics | told | {"assumed_peak_flops": peak.flops_per_second}
+    known = {key: value for key, value in (metrics | told).items() if key not in told or told[key] <= 1}
+    return known | {"assumed_peak_flops": peak.flops_per_second}
 
 
 def _is_of_the_trial(trial: Trial) -> bool:

@@ -139,7 +139,7 @@ def test_the_time_left_is_that_of_the_stage_and_of_the_whole_study(config: Study
     assert left is not None
     assert most is not None
     assert left.low < 60 < left.high < most
-    assert f" so far, less than 2 min left in this stage, at most {seconds_text(most)} left in all" in panel(progress)
+    assert f" so far, less than 2 min left in this stage, at most {seconds_text(most)} left" in panel(progress)
 
 
 def test_until_a_full_run_has_ended_the_time_left_is_what_plan_estimates(config: StudyConfig, study: Study) -> None:
@@ -147,11 +147,11 @@ def test_until_a_full_run_has_ended_the_time_left_is_what_plan_estimates(config:
     assert "the time left is not known yet" in panel(progress), "before a pass was timed"
     tell(study, FactsRead(facts=Facts(pass_seconds=(0.0, 0.01))))
     cost = cost_of(config, study.facts, samples_per_second(config, (0.0, 0.01)))
-    assert f"about {seconds_text(cost.total)} left in all, by estimate" in panel(progress)
+    assert f"about {seconds_text(cost.total)} left, by estimate" in panel(progress)
     progress.stage_began(config.stages[0])
     end_trial(study, "train-m1", 60.0, {"val_loss": 3.0}, TrialState.PRUNED, Cause.RUNG, "")
     left = cost.total - cost.run - SECONDS_OF_A_TRIAL
-    assert f"about {seconds_text(left)} left in all, by estimate" in panel(progress)
+    assert f"about {seconds_text(left)} left, by estimate" in panel(progress)
     end_trial(study, "train-m2", 60.0, {"val_loss": 3.0})
     assert "estimate" not in panel(progress)
 

@@ -114,6 +114,12 @@ def test_the_utilisation_names_its_peak(tmp_path: Path, source: Any, words: str)
     study.facts = Facts(device_peaks={"float32": DevicePeak(flops_per_second=1.58e11, source=source)})
     found = recommendation_of(config, study)
     assert f"MFU is relative to the 1.58e+11 FLOP/s in float32 {words}" in found.evidence.notes
+    assert found.evidence.mfu == 0.5
+    winner = study.trials[found.evidence.trial]
+    study.trials[winner.id] = replace(winner, metrics=winner.metrics | {"mfu": 1.358})
+    above = recommendation_of(config, study).evidence
+    assert above.mfu is None
+    assert [note for note in above.notes if "1.58e+11" in note and words in note and note.startswith("no MFU")]
 
 
 def test_everything_that_was_ruled_out_is_there_with_its_reason(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_its_utilisation_is_told_against_the_peak_of_the_study_that_takes_it(tmp
     wanted = proposal(device_peaks=fast)
     found = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second").find([wanted])[wanted.id]
     assert found.metrics == {**METRICS, "mfu": 0.25, "hfu": 0.3, "assumed_peak_flops": 2e9}
+    assert {"mfu", "hfu"}.isdisjoint(against_peak(told, DevicePeak(flops_per_second=1e8, source="measured"))), "above 1"
     assert against_peak(METRICS, fast["float32"]) == METRICS
     assert against_peak(told, None) == told
 

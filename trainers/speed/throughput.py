@@ -158,15 +158,13 @@ def steps_to_time(pace: Pace, seconds: float, *, had_statistics: bool) -> int:
 
 def utilisation(work: Work | None, peak: DevicePeak, samples_per_second: float) -> dict[str, float]:
     """Return {mfu, hfu} of a device that trains on so many samples, the FLOPs of a sample, and the peak they are told
-    against; nothing where the FLOPs are not known."""
+    against; nothing where the FLOPs are not known. More than all of a device says that the peak was mismeasured: it is not told."""
     if work is None:
         return {}
-    found = {
-        "mfu": work.model_flops * samples_per_second / peak.flops_per_second,
+    flops = {"mfu": work.model_flops, "hfu": work.hardware_flops}
+    shares = {name: one * samples_per_second / peak.flops_per_second for name, one in flops.items() if one is not None}
+    return {name: share for name, share in shares.items() if share <= 1} | {
         "model_flops_per_sample": work.model_flops,
         "assumed_peak_flops": peak.flops_per_second,
         "peak_is_measured": float(peak.source == "measured"),
     }
-    if work.hardware_flops is None:
-        return found
-    return found | {"hfu": work.hardware_flops * samples_per_second / peak.flops_per_second}

@@ -97,9 +97,9 @@ def _of_the_largest(findings: FrontierFindings, rate_unit: str) -> str:
     largest = findings.largest
     reached = f"the largest that fits, {_describe(largest.point)},"
     apart = largest.point not in {rival.point for rival in findings.rivals}
-    if not apart or largest.tokens_per_second <= findings.chosen.tokens_per_second:
-        return f"{reached} reaches {largest.tokens_per_second:,.0f}"
     rate = rate_text(largest.tokens_per_second, rate_unit)
+    if not apart or largest.tokens_per_second <= findings.chosen.tokens_per_second:
+        return f"{reached} reaches {rate}"
     return f"{reached} reached {rate} when it was probed, at another time than the chosen one was timed: the two cannot be compared"
 
 

@@ -42,6 +42,12 @@ def test_what_is_not_known_has_no_utilisation() -> None:
     assert utilisation(None, peak, 1.0) == {}
 
 
+def test_more_than_all_of_a_device_is_not_told() -> None:
+    peak = DevicePeak(flops_per_second=1e6, source="measured")
+    assert {"mfu", "hfu"} & utilisation(Work(900.0, 1200.0), peak, 1_000.0).keys() == {"mfu"}
+    assert {"mfu", "hfu"} & utilisation(Work(1300.0, 1400.0), peak, 1_000.0).keys() == set()
+
+
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_a_run_tells_the_utilisation_of_one_rank_against_the_peak_that_it_is_given(world_size: int) -> None:
     given = {"float32": {"flops_per_second": 1e9, "source": "data sheet"}}
