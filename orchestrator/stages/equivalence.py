@@ -441,7 +441,7 @@ def figures(context: StageContext[Equivalence]) -> list[Figure]:
         Figure(
             "equivalence",
             Axis("rho, relative distance of the weights", log=True, precise=rho_text),
-            Axis("", lambda row: rows[row], ticks=tuple(rows)),
+            Axis("split", lambda row: rows[row], ticks=tuple(rows)),
             (Series("", marks, OTHERS_COLOUR, joined=False),),
             f"Not on the axis, because rho is 0: {', '.join(same)}." if same else "",
             (limit,) if limit else (),

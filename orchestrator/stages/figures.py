@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from batchscout.orchestrator.study.trial import Trial
-from batchscout.orchestrator.units import exact_text, number_text
+from batchscout.orchestrator.units import exact_text, number_text, rate_text
 from batchscout.trainers.config import Split, TrialConfig
 
 CHOSEN_COLOUR, FAILED_COLOUR, BASELINE_COLOUR, OTHERS_COLOUR = 0, 1, 2, 5
@@ -142,6 +142,11 @@ def coherence_mark(x: float, coherence: float, floor: float | None) -> Mark:
 def noise_scale_mark(x: float, noise_scale: float, low: float | None, high: float | None) -> Mark:
     """Return the noise scale with its interval, which has a lower end alone where the steps do not exclude that they are noise."""
     return Mark(x, noise_scale, low=low, high=math.inf if high is None and low is not None else high)
+
+
+def rate_axis(unit: str) -> Axis:
+    """Return an axis of samples or tokens a second, told with as many digits as in sentences."""
+    return Axis(unit, zero=True, precise=lambda rate: rate_text(rate, "").rstrip())
 
 
 def time_axis(label: str, longest: float) -> Axis:

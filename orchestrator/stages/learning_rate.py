@@ -32,7 +32,7 @@ from batchscout.orchestrator.stages.train import (
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
-from batchscout.orchestrator.units import loss_text
+from batchscout.orchestrator.units import loss_text, number_text
 
 # Rates this close to each other are one point of the grid.
 SAME_RATE = 0.1
@@ -239,8 +239,13 @@ def figures(context: StageContext[LearningRate]) -> list[Figure]:
     return [
         Figure(
             "learning_rates",
-            Axis("learning rate", log=True, ticks=tuple(trial.config.learning_rate for trial in trials)),
-            Axis("validation loss"),
+            Axis(
+                "learning rate",
+                log=True,
+                ticks=tuple(trial.config.learning_rate for trial in trials),
+                precise=number_text,
+            ),
+            Axis("validation loss", precise=loss_text),
             (
                 Series("", marks, OTHERS_COLOUR, joined=joined),
                 Series("", tuple(_lost_mark(trial, highest) for trial in lost), FAILED_COLOUR, joined=False),

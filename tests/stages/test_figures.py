@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscout.orchestrator.config.stages import Frontier
+from batchscout.orchestrator.config.stages import Frontier, Throughput
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import best_so_far, loss_curves, with_deviation
@@ -24,6 +24,7 @@ from batchscout.orchestrator.stages.figures import (
     Figure,
     Mark,
     names_of,
+    split_text,
 )
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
@@ -176,3 +177,21 @@ def test_every_whole_run_stands_at_its_own_loss_and_the_lowest_so_far_never_rise
     assert lowest[-1].y == min(mark.y for mark in own)
     assert own[-1].x <= sum(trial.seconds for trial in study.trials.values())
     assert best_so_far(study, runs[:1], None) == [], "no chart of a single point"
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.parent.name + "-" + run.name)
+def test_splits_of_one_batch_lie_beside_each_other_each_with_its_own_name_and_interval(run: Path) -> None:
+    config, study = kept_in(run)
+    for context in [StageContext(keys, config, study) for keys in config.stages if isinstance(keys, Throughput)]:
+        drawn = {one.name: one.series[0].marks for one in stage_of(context.stage).figures(context)}
+        first = [one for one in context.trials() if one.proposal.round in (None, 1)]
+        for name, low in (("noise_scale", "noise_scale_low"), ("coherence", None)):
+            measured = [one for one in first if one.metric(name) is not None]
+            marks = drawn[name]
+            assert sorted(mark.y for mark in marks) == sorted(one.measured(name) for one in measured)
+            assert len({(mark.x, mark.aside) for mark in marks}) == len(marks)
+            for mark in marks:
+                (mine,) = [one for one in measured if one.measured(name) == mark.y]
+                several = sum(other.x == mark.x for other in marks) > 1
+                assert mark.text == (split_text(mine.config.split) if several else "")
+                assert low is None or mark.low == mine.metric(low)

@@ -71,7 +71,7 @@
     telling({ mark, series, isCell }) {
       if (isCell) return [mark.dataset.name]
       const { x, y, low, high, text, told } = mark.dataset
-      const written = text !== y && text && [this.svg.dataset.beside, text].filter(Boolean).join(": ")
+      const written = text !== x && text !== y && text && [this.svg.dataset.beside, text].filter(Boolean).join(": ")
       return [series.dataset.name, `${this.axes.x}: ${x}`, `${this.axes.y}: ${y}`, low && `from ${low} to ${high}`, written, told].filter(Boolean)
     }
 
@@ -141,7 +141,7 @@
         if (!details.open || details.children.length > 1) return
         const marks = this.all.filter((one) => !one.isCell).map(({ mark, series }) => {
           const { x, y, low, high, text, told } = mark.dataset
-          return [series.dataset.name, x, y, low, high, text !== y && text, told].map((one) => one || "")
+          return [series.dataset.name, x, y, low, high, text !== x && text !== y && text, told].map((one) => one || "")
         })
         const names = ["what", this.axes.x, this.axes.y, "from", "to", this.svg.dataset.beside || "label", "more"]
         const used = names.map((_, column) => marks.some((texts) => texts[column]))

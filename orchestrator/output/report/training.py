@@ -178,7 +178,7 @@ def _noise_scale_figure(curves: Sequence[RunCurves]) -> Figure:
     return Figure(
         "noise_curve",
         Axis("samples seen", zero=True),
-        Axis("noise scale, samples", zero=True, top=top),
+        Axis("noise scale, samples", zero=True, top=top, precise=number_text),
         series,
         "Gradient noise scale (B_simple) with its 95 % interval, each measured at weights that stood still. It orders "
         "candidates and decides nothing: it is SGD's measure, and other optimizers have others (arXiv 2602.03001); what it says of "

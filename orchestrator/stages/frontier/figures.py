@@ -7,7 +7,16 @@ import statistics
 from batchscout.orchestrator.config.mode import compile_text, mode_of
 from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.figures import AUXILIARY_COLOUR, CATEGORIES, Axis, Figure, Line, Mark, Series
+from batchscout.orchestrator.stages.figures import (
+    AUXILIARY_COLOUR,
+    CATEGORIES,
+    Axis,
+    Figure,
+    Line,
+    Mark,
+    Series,
+    rate_axis,
+)
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.study.trial import Trial, TrialState
@@ -36,7 +45,7 @@ def figures(context: StageContext[Frontier]) -> list[Figure]:
         Figure(
             "speed_by_memory",
             Axis("peak memory of a rank", bytes_text, zero=True, unit=_unit(shown or largest)),
-            Axis(context.study.facts.rate_unit, zero=True),
+            rate_axis(context.study.facts.rate_unit),
             (*series, *front),
             f"Numbers are micro-batch sizes{''.join(f'; {one}' for one in looks)}. A bar is from the slowest to the fastest round."
             f"{' On the Pareto front nothing is faster in less memory.' if front else ''}{told}",

@@ -18,12 +18,14 @@ from batchscout.orchestrator.stages.figures import (
     Series,
     coherence_mark,
     noise_scale_mark,
+    rate_axis,
     split_text,
 )
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.throughput.findings import ThroughputFindings
 from batchscout.orchestrator.study.state import speed_kind
 from batchscout.orchestrator.study.trial import Metrics, Trial
+from batchscout.orchestrator.units import number_text
 
 
 def derived(context: StageContext[Throughput], trial: Trial) -> Metrics:
@@ -45,11 +47,13 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
     floor = replace(_of_batches("floor", tuple(replace(one, text="") for one in floors), AUXILIARY_COLOUR), dashed=True)
     gain = Series("", _goodput_marks(findings) if findings else (), OTHERS_COLOUR)
     # It ends above the estimates: an interval that reaches far must not flatten them.
-    noise_axis = Axis("noise scale, samples", zero=True, top=3 * max((mark.y for mark in noise), default=1.0))
+    noise_axis = Axis(
+        "noise scale, samples", zero=True, top=3 * max((mark.y for mark in noise), default=1.0), precise=number_text
+    )
     critical = findings.critical_batch_size if findings else None
     limits = (Line(critical, f"critical batch {critical:,.0f}", vertical=True),) if critical else ()
     return [
-        _figure("speed", context, Axis(context.study.facts.rate_unit, zero=True), (speed,), SPEED_CAPTION),
+        _figure("speed", context, rate_axis(context.study.facts.rate_unit), (speed,), SPEED_CAPTION),
         _figure("noise_scale", context, noise_axis, (_of_batches("", noise, OTHERS_COLOUR),), NOISE_CAPTION),
         _figure("coherence", context, Axis("gradient coherence", zero=True), (coherence, floor), COHERENCE_CAPTION),
         _figure("goodput", context, Axis("goodput, relative", zero=True), (gain,), GOODPUT_CAPTION, limits),
