@@ -129,9 +129,8 @@ class _Box:
 class _Drawing:
     """A picture as it grows: its parts, and where its texts and marks lie, so that no text is put over another."""
 
-    width: float
-    floor: float
-    """What lies below it is cut off, or is among the ticks."""
+    room: _Box
+    """What lies outside is cut off, or is among the ticks."""
     parts: list[Element] = field(default_factory=list)
     texts: list[_Box] = field(default_factory=list)
     marks: list[_Box] = field(default_factory=list)
@@ -145,8 +144,7 @@ class _Drawing:
         if not text:
             return
         boxes = [self._box(text, *place, bold="strong" in looks) for place in places]
-        room = _Box(0, 0, self.width, self.floor)
-        inside = [one for one in boxes if one.within(room)]
+        inside = [one for one in boxes if one.within(self.room)]
         quiet = [one for one in inside if not any(map(one.meets, self.texts))]
         chosen = next((one for one in quiet if not any(map(one.meets, self.marks))), None)
         if chosen is None and always:
@@ -180,10 +178,10 @@ def plot(figure: Figure) -> Element:
     y = _scale(figure.y, _values(figure, shown, "y"), height - _BOTTOM, top)
     left = 14 + _CHARACTER * max([6, *(len(y.text(tick)) for tick in ticks(y))])
     x = _scale(figure.x, _values(figure, shown, "x"), left, right)
-    drawing = _Drawing(figure.width, height)
+    drawing = _Drawing(_Box(0, 0, figure.width, height))
     drawing.parts += [_cell(cell, x, y) for cell in figure.cells]
     _draw_axes(drawing, x, y)
-    drawing.floor = y.start - 1
+    drawing.room = replace(drawing.room, left=x.start, bottom=y.start - 1)
     _draw_shades(drawing, figure, x)
     _draw_names(drawing, [one for one in shown if one.label and not one.faint], x, y, are_lines=not figure.cells)
     _draw_lines(drawing, [line for line in figure.lines if _inside(line, x, y)], x, y)
@@ -466,7 +464,7 @@ def _draw_names(drawing: _Drawing, series: Sequence[Series], x: Scale, y: Scale,
             )
         name = element("text", one.label, x=name_x, y=round(place + 4, 1), class_="bold" if one.bold else None)
         drawing.texts.append(
-            _Box(name_x - (7 if are_lines and one.joined else 14), place - 7, drawing.width, place + 7)
+            _Box(name_x - (7 if are_lines and one.joined else 14), place - 7, drawing.room.right, place + 7)
         )
         drawing.parts.append(element("g", leads, name, class_=f"series name c{one.colour % NUM_COLOURS}"))
 
