@@ -20,6 +20,7 @@ from batchscout.trainers.before.source import Library, Source
 from batchscout.trainers.config import call_target, resolve
 from batchscout.trainers.criteria import IGNORED_TARGET, MeanLoss
 from batchscout.trainers.data.batches import fetch
+from batchscout.trainers.data.loaders import read_by
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
 from batchscout.trainers.device.device import pick_device
 from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, SourceFault, raised_text, raised_where
@@ -66,6 +67,9 @@ def read(source: Source) -> Settings:
     target, kwargs = source.made_by
     made = call_target("from", resolve(target), kwargs)
     _check_kind(made, source.library)
+    if isinstance(made, Loop):
+        for loader in made.in_any_order:
+            read_by(loader, made.name_of(loader))  # which refuses what a study cannot batch
     made = fit_of(made) or made  # one for all that follows, which sets it up once
     module, loaders = module_of(made), loaders_of(made)
     assert module is not None

@@ -22,9 +22,11 @@ from batchscout.trainers.sources.watch.batches import (
     FromCall,
     FromLoader,
     FromRows,
+    draws_at_will,
     loaders_of,
     validation_loader,
     with_plain_batches,
+    within,
 )
 from batchscout.trainers.sources.watch.copies import Copies, give_back
 from batchscout.trainers.sources.watch.observer import Place, Seen, num_samples_in, value_of
@@ -57,6 +59,19 @@ class Loop:
             return None
         named = {name: value for place in reversed(self.seen.backward.places) for name, value in names_around(place)}
         return validation_loader(self.batches.source.loader, self.seen.loaders, named)
+
+    def name_of(self, loader: DataLoader[Any]) -> str:
+        """Return what the script calls it."""
+        places = self.seen.backward.places
+        named = (name for place in places for name, value in names_around(place) if within(value) is loader)
+        return next(named, "a DataLoader")
+
+    @property
+    def in_any_order(self) -> list[DataLoader[Any]]:
+        """The script's own that a study reads in their place, but those that draw at will, of which it takes each sample once."""
+        source = self.batches.source
+        both = (source.loader, self.validation) if isinstance(source, FromLoader) else ()
+        return [one for one in both if one is not None and not draws_at_will(one)]
 
     @property
     def loaders(self) -> tuple[Any, Any]:

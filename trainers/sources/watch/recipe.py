@@ -23,7 +23,6 @@ from batchscout.trainers.sources.watch.batches import (
     is_for_tests,
     num_samples_in_pass,
     num_samples_in_source,
-    within,
 )
 from batchscout.trainers.sources.watch.length import run_samples
 from batchscout.trainers.sources.watch.loop import Loop, names_around
@@ -82,24 +81,17 @@ def _of_data(loop: Loop) -> str:
         if source.validation is not None:
             apart = f"and {len(source.validation[0]):,} of validation data"
         return f"the {len(source.tables[0]):,} rows of {' and '.join(source.names)}, {apart}"
-    train = f"{_name_of(loop, source.loader)} ({_size(source.loader)})"
+    train = f"{loop.name_of(source.loader)} ({_size(source.loader)})"
     if loop.validation is None:
         return f"{train}, of which a tenth is held out"
-    return f"{train}, and {_name_of(loop, loop.validation)} ({_size(loop.validation)}) to validate on"
-
-
-def _name_of(loop: Loop, loader: DataLoader[Any]) -> str:
-    named = (
-        name for place in loop.seen.backward.places for name, value in names_around(place) if within(value) is loader
-    )
-    return next(named, "a DataLoader")
+    return f"{train}, and {loop.name_of(loop.validation)} ({_size(loop.validation)}) to validate on"
 
 
 def _name_of_validation(loop: Loop) -> str:
     """Return what is validated on, as the script calls it; empty where it has nothing for that."""
     match loop.batches.source:
         case FromLoader():
-            return "" if loop.validation is None else _name_of(loop, loop.validation)
+            return "" if loop.validation is None else loop.name_of(loop.validation)
         case FromRows() as rows:
             return " and ".join(rows.validation_names)
         case FromCall() as call:
@@ -161,7 +153,7 @@ def _clips(loop: Loop) -> str:
 def _told(loop: Loop) -> Iterator[str]:
     source = loop.batches.source
     if isinstance(source, FromLoader) and loop.validation is None:
-        others = {_name_of(loop, one) for one in loop.seen.loaders if one.dataset is not source.loader.dataset}
+        others = {loop.name_of(one) for one in loop.seen.loaders if one.dataset is not source.loader.dataset}
         named = f"no other loader of the script ({', '.join(sorted(others))}) has a name of validation data (val_loader, say)"
         yield f"{named if others else 'no other loader of the script is of validation data'}, so {EVERY_TENTH}"
     if is_for_tests(name := _name_of_validation(loop)):

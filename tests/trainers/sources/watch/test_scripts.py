@@ -1454,6 +1454,23 @@ def test_a_choice_by_rows_or_a_call_of_a_tests_data_says_so_too(folder: Path, te
     assert [name in one for one in told] == ([True] if word == "test" else [])
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        "sampler=torch.utils.data.WeightedRandomSampler(torch.ones(60), 60), batch_size=6",
+        "batch_sampler=[list(range(6)), list(range(6, 20))]",
+    ],
+)
+@pytest.mark.parametrize("val_loader", ["val_loader", "others"])
+def test_a_loader_that_a_study_cannot_batch_is_called_as_the_script_does(
+    folder: Path, how: str, val_loader: str
+) -> None:
+    head = HEAD.replace("val_loader", val_loader)
+    watched(folder, PLAIN, head=re.sub("batch_size=6, shuffle=True", how, head))
+    with pytest.raises(ValueError, match="^train_loader (makes its batches|chooses its samples) by a"):
+        read(Source("script", "train.py", {"args": []}))
+
+
 def test_two_parts_of_one_set_stay_apart(folder: Path) -> None:
     parts = """
 from torch.utils.data import SubsetRandomSampler
