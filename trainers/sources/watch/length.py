@@ -16,6 +16,7 @@ from batchscout.trainers.sources.watch.statements import (
     is_over_batches,
     is_set_in,
     range_of,
+    rounds_before,
     targets_of,
 )
 
@@ -66,7 +67,8 @@ def _rounds(loop: Loop, place: Place, per_pass: int | None) -> int | None:
     """Return how often a loop goes round; None where only its end tells. per_pass: the batches of a pass, of the loop over these."""
     if not isinstance(loop, ast.For):
         return None
-    own = [int(end) for name, end in ends_at(loop, place, value_of) if name in targets_of(loop)]
+    ends = [end for end in ends_at(loop, place, value_of) if end[0] in targets_of(loop)]
+    own = [rounds_before(loop, end, test, place.position[0]) for _, end, test in ends]
     call = range_of(loop)
     if call is not None and ast.unparse(call.func).endswith("islice"):
         end = value_of(call.args[1], place) if len(call.args) == 2 else None
@@ -85,6 +87,6 @@ def _rounds(loop: Loop, place: Place, per_pass: int | None) -> int | None:
 def _counted_to(loop: Loop, place: Place, around: Sequence[Loop]) -> Iterator[_End]:
     """Yield the ends of a loop that counts what is never set back: steps, or passes of an inner loop."""
     outermost = around[-1] if around else loop
-    for name, value in ends_at(loop, place, value_of):
+    for name, value, _ in ends_at(loop, place, value_of):
         if (found := counted_in(loop, name)) is not None and not is_set_in(outermost, name):
             yield _End(value, *found)

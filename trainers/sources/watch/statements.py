@@ -321,8 +321,10 @@ def is_over_batches(loop: ast.For) -> bool:
     return range_of(loop) is None
 
 
-def ends_at(loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any]) -> Iterator[tuple[str, float]]:
-    """Yield what is compared with a number where a loop ends, in its head and before each `break`, and that number."""
+def ends_at(
+    loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any]
+) -> Iterator[tuple[str, float, ast.Compare]]:
+    """Yield what is compared with a number where a loop ends, in its head and before each `break`, that number, and the comparison."""
     tests = [loop.test] if isinstance(loop, ast.While) else []
     tests += [
         one.test
@@ -331,10 +333,23 @@ def ends_at(loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any]) ->
     ]
     for node in (one for test in tests for one in ast.walk(test)):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq):
-            left = node.left.left if isinstance(node.left, ast.BinOp) else node.left  # `step + 1 >= most`
+            # `step + 1 >= most`
+            left = one.left if isinstance(one := node.left, ast.BinOp) and isinstance(one.op, ast.Add) else one
             value = value_of(node.comparators[0], place)
             if (name := _dotted(left)) and isinstance(value, int | float) and not isinstance(value, bool) and value > 1:
-                yield name, float(value)
+                yield name, float(value), node
+
+
+def rounds_before(loop: ast.For, end: float, test: ast.Compare, line: int) -> int:
+    """Return in how many rounds of a loop a line in it runs, where the loop ends at a comparison of its own counter with a number: in one more
+    where the comparison comes after the line."""
+    added = [test.left.right] if isinstance(test.left, ast.BinOp) else []  # `i + 1 >= most`
+    for call in (one for one in ast.walk(loop.iter) if isinstance(one, ast.Call)):
+        name = ast.unparse(call.func).rpartition(".")[2]
+        added += [word.value for word in call.keywords if word.arg == "start"]
+        added += call.args[1:2] if name == "enumerate" else call.args[:-1][:1] if name in ("range", "trange") else []
+    first = sum(one.value for one in added if isinstance(one, ast.Constant) and isinstance(one.value, int))
+    return max(1, int(end) - first + isinstance(test.ops[0], ast.Gt) + (test.lineno > line))
 
 
 def _own_statements(loop: Loop) -> Iterator[ast.AST]:

@@ -1237,7 +1237,14 @@ LENGTHS = {
     "for epoch in range(5):\n    for x, y in train_loader:\n        STEP": 300,
     "for epoch in range(5):\n    for x, y in train_loader:\n        STEP\n    bad += 1\n    if bad >= 3: break\n    bad = 0": 300,
     "epoch = 0\nwhile epoch < 5:\n    for x, y in train_loader:\n        STEP\n    epoch += 1": 300,
-    "for epoch in range(5):\n    for i, (x, y) in enumerate(train_loader):\n        STEP\n        if i >= 4: break": 120,
+    "for epoch in range(5):\n    for i, (x, y) in enumerate(train_loader):\n        STEP\n        if i >= 4: break": 150,
+    "for epoch in range(5):\n    for i, (x, y) in enumerate(train_loader):\n        if i >= 4: break\n        STEP": 120,
+    "for epoch in range(5):\n    for i, (x, y) in enumerate(train_loader):\n        if i > 4: break\n        STEP": 150,
+    "for epoch in range(5):\n    for i, (x, y) in enumerate(train_loader):\n        STEP\n        if i + 1 == 4: break": 120,
+    "for epoch in range(5):\n    for i, (x, y) in enumerate(train_loader, 1):\n        STEP\n        if i == 4: break": 120,
+    "for epoch in range(5):\n    for i, (x, y) in enumerate(train_loader):\n        STEP\n        if i >= 40: break": 300,
+    "for epoch in range(1, 9):\n    for x, y in train_loader:\n        STEP\n    if epoch >= 5: break": 300,
+    "best = 0\nfor epoch in range(5):\n    for x, y in train_loader:\n        STEP\n    if epoch - best > 2: break": 300,
     "import itertools\nfor x, y in itertools.islice(itertools.cycle(train_loader), 70):\n    STEP": 420,
     "step = 0\nwhile True:\n    for x, y in train_loader:\n        STEP\n        step += 1\n        if step >= 25: break\n    if step >= 25: break": 150,
     "import time\nfor epoch in range(5):\n    for x, y in train_loader:\n        STEP\n        if time.time() - 5 > 1e12: break": 300,
@@ -1467,7 +1474,7 @@ def test_a_loader_that_a_study_cannot_batch_is_called_as_the_script_does(
 ) -> None:
     head = HEAD.replace("val_loader", val_loader)
     watched(folder, PLAIN, head=re.sub("batch_size=6, shuffle=True", how, head))
-    with pytest.raises(ValueError, match="^train_loader (makes its batches|chooses its samples) by a"):
+    with pytest.raises(ValueError, match=r"^train_loader (makes its batches|chooses its samples) by a"):
         read(Source("script", "train.py", {"args": []}))
 
 
