@@ -17,7 +17,7 @@ NUM_FACTORS = 65
 MOST_CALLS = 1_000_000
 """A schedule that is called more often is not followed."""
 NOT_FORETOLD = (
-    "follows the training, differs between parameter groups, or has too many steps, and cannot be known in advance; a study takes its own warm-up and warmup_stable_decay: set "
+    "follows the training, differs between parameter groups, ends before the run, or has too many steps, and cannot be known in advance; a study takes its own warm-up and warmup_stable_decay: set "
     "schedule to choose another"
 )
 """Of a schedule, to people."""
@@ -25,9 +25,9 @@ ALIKE = 0.01
 """So far, as a share of the highest rate, a schedule may be from one of those that have a name."""
 
 
-def rates_of(schedule: Any, num_calls: int) -> list[float] | None:
-    """Return the rate of the first group after 0, 1, ... of its calls from now on; None where that depends on what is trained, or where
-    other groups do not keep their ratio to it."""
+def rates_of(schedule: Any, num_calls: int, *, or_fewer: bool = False) -> list[float] | None:
+    """Return the rate of the first group after 0, 1, ... of its calls from now on; None where that depends on what is trained, where other
+    groups do not keep their ratio to it, or where it ends before, as OneCycleLR does. or_fewer: return the rates until then."""
     if "metrics" in inspect.signature(schedule.step).parameters or num_calls > MOST_CALLS:
         return None
     optimizer = schedule.optimizer
@@ -41,7 +41,12 @@ def rates_of(schedule: Any, num_calls: int) -> list[float] | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an optimizer that was not stepped
         for _ in range(num_calls):
-            again.step()
+            try:
+                again.step()
+            except Exception:  # of OneCycleLR, and of a script's own function that reads a list
+                if or_fewer:
+                    break
+                return None
             for known, group in zip(rates, stand_in.param_groups, strict=True):
                 known.append(float(group["lr"]))
     first, *others = rates
@@ -100,7 +105,8 @@ def schedule_like(rates: Sequence[float]) -> dict[str, Any]:
     if (name := _name_of(rates)) is not None:
         return {"type": name}
     steps, last = _shares(rates), len(rates) - 1
-    factors = [steps[round(place / (NUM_FACTORS - 1) * last)] for place in range(NUM_FACTORS)]
+    count = min(len(rates), NUM_FACTORS)
+    factors = [steps[round(place / max(1, count - 1) * last)] for place in range(count)]
     return {"type": "table", "factors": [float(f"{one:.4g}") for one in factors]}
 
 

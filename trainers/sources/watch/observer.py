@@ -189,6 +189,8 @@ class Step:
     """By something else than backward, a scaler and the clipping of its norm."""
     weights_changed: bool
     """Since the step before, by something else than that one."""
+    calls: Mapping[int, float] = field(default_factory=dict)
+    """How far each schedule was by then, by its id."""
 
 
 @dataclass
@@ -508,7 +510,9 @@ class _Observer:
             changed = not math.isclose(self._gradient_norm(), self._norm, rel_tol=1e-5, abs_tol=1e-12)
         places = frozenset(self._backed_from)
         by_hand = any(_sums(p) != sums for p, sums in self._weights.items())
-        self.seen.steps.append(Step(optimizer, _rates(optimizer), self._num_backwards, places, changed, by_hand))
+        calls = {id(one): one.last_epoch for one in self.seen.schedulers}
+        step = Step(optimizer, _rates(optimizer), self._num_backwards, places, changed, by_hand, calls)
+        self.seen.steps.append(step)
         self._num_backwards, self._norm, self._in_step = 0, None, None
         self._backed_from.clear()
         self._end_where_all_is_seen()

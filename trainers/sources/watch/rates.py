@@ -39,8 +39,11 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
         if not may_change(seen):
             return [first, first]
         return _of_passes(seen, num_steps, steps_per_pass) if _is_constant(seen) else _of_expression(seen, num_steps)
-    calls_between = schedule.last_epoch if len(seen.steps) > 1 else 0
-    if calls_between:
+    # Not its calls until now: some scripts call it before the first step, too, or go on from a checkpoint.
+    calls_between = seen.steps[-1].calls.get(id(schedule), 0) - seen.steps[0].calls.get(id(schedule), 0)
+    if calls_between != int(calls_between) or calls_between < 0:  # `schedule.step(epoch + i / len(loader))`
+        return None
+    if calls_between := int(calls_between):
         later = rates_of(schedule, max(0, calls_between * (num_steps - 2)))
         return later and [first, *later[::calls_between]]
     if not _is_constant(seen) or _is_stepped_between_batches(schedule, seen):

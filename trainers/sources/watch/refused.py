@@ -81,7 +81,7 @@ def _several_optimizers(seen: Seen) -> str | None:
             f"two optimizers take turns ({' and '.join(kinds)}), as those of a GAN do, and a study changes the learning rate and the batch of "
             "one; write the loss of one of them as package.module:callable (docs/own_model.md)"
         )
-    if len({_shape_of_schedules(one, seen) for one in seen.optimizers}) > 1:
+    if seen.together and len({_shape_of_schedules(one, seen) for one in seen.optimizers}) > 1:
         return "its optimizers step together, but their learning rates do not go up and down together, and a study has one schedule; give all the same"
     ours = parameters_of(seen.optimizer)
     if apart := [one for one in seen.other_optimizers if not parameters_of(one) & ours]:
@@ -94,7 +94,8 @@ def _several_optimizers(seen: Seen) -> str | None:
 
 def _shape_of_schedules(optimizer: Optimizer, seen: Seen) -> tuple[object, ...]:
     """Return what two schedules have alike if they differ in nothing but the rate that they begin with."""
-    rates = [(type(one), rates_of(one, _CALLS_COMPARED)) for one in seen.schedulers if one.optimizer is optimizer]
+    ours = [one for one in seen.schedulers if one.optimizer is optimizer]
+    rates = [(type(one), rates_of(one, _CALLS_COMPARED, or_fewer=True)) for one in ours]
     return tuple((kind, found and tuple(round(rate / (max(found) or 1), 6) for rate in found)) for kind, found in rates)
 
 

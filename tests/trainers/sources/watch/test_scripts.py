@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from batchscout.trainers.before.digests import MODEL, digest_of_model
 from batchscout.trainers.before.read_source import read
@@ -207,6 +208,66 @@ def test_a_schedule_keeps_its_shape(folder: Path, made: str, by: str, factors: l
     assert (keys["optimizer"]["lr"], keys["optimizer"]["warmup"]) == (0.1, 0)
     for share, factor in zip((0.1, 0.35, 0.6, 0.9), factors or (), strict=False):
         assert factor_at(keys["schedule"]["factors"], share) == pytest.approx(factor, abs=0.02)
+
+
+def rates_of_a_whole_run(text: str) -> list[float]:
+    """Return the learning rate that a script has in each of its optimizer steps."""
+    rates = list[float]()
+    hook = register_optimizer_step_pre_hook(lambda one, *_: rates.append(float(one.param_groups[0]["lr"])))
+    try:
+        exec(HEAD + textwrap.dedent(text), {})
+    finally:
+        hook.remove()
+    return rates
+
+
+def follows(loop: Loop, text: str) -> bool:
+    """True if a study has, in each step of the script's run, the rate that the script has, but where its table is drawn out over a jump."""
+    keys, rates = keys_of(loop), rates_of_a_whole_run(text)
+    highest, last, factors = keys["optimizer"]["lr"], len(rates) - 1, keys["schedule"].get("factors", [1.0, 1.0])
+    assert keys["schedule"]["type"] in ("table", "constant")
+    assert keys["run_samples"] == 6 * len(rates)
+    ours = [highest * factor_at(factors, step / last) for step in range(len(rates))]
+    return ours == pytest.approx(rates, rel=0.002, abs=0.002 * highest)
+
+
+CALLED = """
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.{made}
+for epoch in range(4):
+    {before_pass}
+    for x, y in train_loader:
+        {before_step}
+        optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+        {after_step}
+    {after_pass}
+"""
+NOWHERE = {"before_pass": "", "before_step": "", "after_step": "", "after_pass": ""}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.parametrize(
+    ("made", "called"),
+    [
+        ("StepLR(optimizer, 2, 0.1)", {"before_pass": "schedule.step()"}),
+        ("StepLR(optimizer, 7, 0.5)", {"before_step": "schedule.step()"}),
+        ("OneCycleLR(optimizer, 0.1, total_steps=40)", {"after_step": "schedule.step()"}),
+        ("OneCycleLR(optimizer, 0.1, total_steps=4)", {"after_pass": "schedule.step()"}),
+        ("LambdaLR(optimizer, lambda n: [1.0, 0.5, 0.1, 0.1][n])", {"after_pass": "if epoch < 3: schedule.step()"}),
+    ],
+    ids=["before each pass", "before each step", "of as many steps as the run", "of as many passes", "out of a list"],
+)
+def test_a_schedule_is_followed_wherever_it_is_called(folder: Path, made: str, called: dict[str, str]) -> None:
+    text = CALLED.format_map(NOWHERE | called | {"made": made})
+    assert follows(watched(folder, text), text)
+
+
+def test_a_schedule_that_ends_before_the_run_is_told(folder: Path) -> None:
+    """The script would raise then, or its run is shorter than it is read."""
+    text = CALLED.format_map(
+        NOWHERE | {"made": "OneCycleLR(optimizer, 0.1, total_steps=30)", "after_step": "schedule.step()"}
+    )
+    assert "cannot be known in advance" in settings_of(watched(folder, text), None).told[0]
 
 
 def test_of_two_schedules_that_take_turns_none_is_carried_on(folder: Path) -> None:
