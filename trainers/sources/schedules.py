@@ -50,10 +50,10 @@ def rates_of(schedule: Any, num_calls: int, *, or_fewer: bool = False) -> list[f
             for known, group in zip(rates, stand_in.param_groups, strict=True):
                 known.append(float(group["lr"]))
     first, *others = rates
-    return first if all(_is_alike(first, other) for other in others) else None
+    return first if all(is_alike(first, other) for other in others) else None
 
 
-def _is_alike(one: Sequence[float], other: Sequence[float]) -> bool:
+def is_alike(one: Sequence[float], other: Sequence[float]) -> bool:
     """True if two groups' rates go up and down together; what is never trained does."""
     return not max(other) or all(abs(a - b) <= ALIKE for a, b in zip(_shares(one), _shares(other), strict=True))
 

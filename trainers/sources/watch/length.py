@@ -30,7 +30,7 @@ def run_samples(source: Source, seen: Seen, micro_batch_size: int) -> tuple[int,
     size = num_samples_in_source(source)
     per_pass = math.ceil(size / micro_batch_size) if size is not None and size > micro_batch_size else None
     over_batches = next((loop for loop, _ in loops if isinstance(loop, ast.For) and is_over_batches(loop)), None)
-    rounds = [_rounds(loop, place, per_pass if loop is over_batches else None) for loop, place in loops]
+    rounds = [rounds_of(loop, place, per_pass if loop is over_batches else None) for loop, place in loops]
     whole = math.prod(one for one in rounds if one is not None) if loops and None not in rounds else None
     micro_batches_per_step = max(1, seen.steps[-1].num_backwards)
     most: list[float] = [whole] if whole is not None else []
@@ -63,7 +63,7 @@ class _End:
         return next(n for n, (loop, _) in enumerate(loops) if loop is self.counts_in)
 
 
-def _rounds(loop: Loop, place: Place, per_pass: int | None) -> int | None:
+def rounds_of(loop: Loop, place: Place, per_pass: int | None) -> int | None:
     """Return how often a loop goes round; None where only its end tells. per_pass: the batches of a pass, of the loop over these."""
     if not isinstance(loop, ast.For):
         return None

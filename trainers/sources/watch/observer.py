@@ -136,6 +136,9 @@ _PLAIN = (
     ast.operator,
     ast.UnaryOp,
     ast.unaryop,
+    ast.IfExp,
+    ast.Compare,
+    ast.cmpop,
     ast.expr_context,
 )
 

@@ -37,7 +37,7 @@ class LossCode:
 
 
 @dataclass(frozen=True)
-class _Level:
+class Level:
     """A body on the way to a line, the statement of it that leads there, and whose body it is."""
 
     body: Sequence[ast.stmt]
@@ -51,6 +51,10 @@ class _Level:
 
 Position = tuple[int, int]
 """A line, and a column in it."""
+
+
+def position_of(node: ast.stmt | ast.expr) -> Position:
+    return node.lineno, node.col_offset
 
 
 @functools.cache
@@ -69,7 +73,7 @@ def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[Los
 
     loss: the name that it has there; None where the place itself calls `backward`.
     """
-    levels = _levels(tree, at)
+    levels = levels_of(tree, at)
     expression = ast.Name(loss, ast.Load()) if loss else _backed(levels[-1].statement) if levels else None
     if expression is None:
         return
@@ -82,7 +86,7 @@ def loss_codes(tree: ast.Module, at: Position, loss: str | None) -> Iterator[Los
         before = [one for level in levels[start:] for one in level.body[: level.place]]
         kept, inputs = needed(before, expression)
         loop = owner if isinstance(owner, Loop) else None
-        changed = frozenset(_assigned(levels[start].body) | _changed_in_place(levels[start].body))
+        changed = frozenset(assigned(levels[start].body) | _changed_in_place(levels[start].body))
         resets = tuple(one for one in levels[start].body if one not in kept and _may_reset(one))
         yield LossCode(tuple(kept), expression, frozenset(inputs), loop, changed, assignments, resets)
 
@@ -106,14 +110,14 @@ _RESETS = re.compile("_*(re_?set|re_?init|init|clear|zero)_*(?!grad)", re.IGNORE
 
 def reads_of(statement: ast.stmt) -> set[str]:
     """Return the names that a statement reads, and does not assign itself."""
-    return {name for name in _read(statement) if "." not in name} - _assigned([statement])
+    return {name for name in _read(statement) if "." not in name} - assigned([statement])
 
 
-def _levels(tree: ast.Module, at: Position) -> list[_Level]:
+def levels_of(tree: ast.Module, at: Position) -> list[Level]:
     """Return the bodies of the innermost function around a place, the outermost first."""
-    found, owner, body = list[_Level](), tree, tree.body
+    found, owner, body = list[Level](), tree, tree.body
     while (place := next((n for n, one in enumerate(body) if _spans(one, at)), None)) is not None:
-        found.append(_Level(body, place, owner))
+        found.append(Level(body, place, owner))
         owner = body[place]
         body = next((inner for inner in _bodies(owner) if any(_spans(one, at) for one in inner)), [])
     first = max((n for n, level in enumerate(found) if isinstance(level.owner, _FUNCTIONS)), default=0)
@@ -152,13 +156,13 @@ def needed(statements: Sequence[ast.stmt], loss: ast.expr) -> tuple[list[ast.stm
     """Return those that the loss is made by, and what these read before they assign it."""
     kept, wanted = list[ast.stmt](), _read(loss)
     for statement in reversed(statements):
-        if _assigned([statement]) & wanted or _added_to(statement) & wanted:
+        if assigned([statement]) & wanted or added_to(statement) & wanted:
             kept.append(statement)
-            wanted = _wanted_before(statement, wanted)
+            wanted = wanted_before(statement, wanted)
     return kept[::-1], wanted
 
 
-def _wanted_before(statement: ast.stmt, wanted: set[str]) -> set[str]:
+def wanted_before(statement: ast.stmt, wanted: set[str]) -> set[str]:
     """Return what has to be there before a statement, for what is wanted after it."""
     match statement:
         case ast.With(items=items, body=body):
@@ -177,7 +181,7 @@ def _wanted_before(statement: ast.stmt, wanted: set[str]) -> set[str]:
 
 def _wanted_before_all(statements: Sequence[ast.stmt], wanted: set[str]) -> set[str]:
     for one in reversed(statements):
-        wanted = _wanted_before(one, wanted)
+        wanted = wanted_before(one, wanted)
     return wanted
 
 
@@ -185,16 +189,16 @@ def may_be_made_first(code: LossCode, name: str) -> bool:
     """True if the statements may give a name its value before they read it: that of the batch before is not meant then, as of `loss` after
     `if ...: loss = ...`, `elif ...: loss = ...`."""
     for statement in code.statements:
-        if name in _wanted_before(statement, set()):
+        if name in wanted_before(statement, set()):
             return False
-        if name in _assigned([statement]):
+        if name in assigned([statement]):
             return True
     return False
 
 
 def assigned_in(loop: Loop) -> set[str]:
     """Return what a loop's body gives a value to, in whatever branch."""
-    return _assigned(loop.body) | _changed_in_place(loop.body)
+    return assigned(loop.body) | _changed_in_place(loop.body)
 
 
 def _read(node: ast.AST) -> set[str]:
@@ -213,7 +217,7 @@ def _local_within(node: ast.AST) -> set[str]:
     targets = [one.target for one in ast.walk(node) if isinstance(one, ast.comprehension)]
     functions = [one for one in ast.walk(node) if isinstance(one, (*_FUNCTIONS, ast.Lambda))]
     arguments = {a.arg for one in functions for a in one.args.args}
-    arguments |= {name for one in functions if not isinstance(one, ast.Lambda) for name in _assigned(one.body)}
+    arguments |= {name for one in functions if not isinstance(one, ast.Lambda) for name in assigned(one.body)}
     return arguments | {name.id for one in targets for name in ast.walk(one) if isinstance(name, ast.Name)}
 
 
@@ -227,7 +231,7 @@ def _dotted(node: ast.AST) -> str:
             return ""
 
 
-def _assigned(statements: Iterable[ast.AST]) -> set[str]:
+def assigned(statements: Iterable[ast.AST]) -> set[str]:
     """Return what any of them assigns, in whatever branch of it; of `x[0] = 1`, x."""
     found = set[str]()
     for node in (one for statement in statements for one in [statement, *walk_own(statement)]):
@@ -270,7 +274,7 @@ def _whole(target: ast.expr) -> set[str]:
     return {_dotted(target)} - {""}
 
 
-def _added_to(statement: ast.stmt) -> set[str]:
+def added_to(statement: ast.AST) -> set[str]:
     """Return what a statement adds something to, `losses` of `losses.append(loss)`, or changes in place: `x` of `x[:, 0].zero_()`."""
     calls = [one.func for one in ast.walk(statement) if isinstance(one, ast.Call)]
     owners = [one.value for one in calls if isinstance(one, ast.Attribute) and _CHANGES_ITS_OWNER.fullmatch(one.attr)]
@@ -302,7 +306,7 @@ def targets_of(loop: ast.For) -> set[str]:
 
 def loops_around(tree: ast.Module, at: Position) -> list[Loop]:
     """Return the loops of a function around a place, the innermost first."""
-    return [level.owner for level in reversed(_levels(tree, at)) if isinstance(level.owner, Loop)]
+    return [level.owner for level in reversed(levels_of(tree, at)) if isinstance(level.owner, Loop)]
 
 
 def range_of(loop: ast.For) -> ast.Call | None:

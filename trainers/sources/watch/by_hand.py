@@ -1,0 +1,419 @@
+"""The learning rate that a script's own statements set, without a schedule of torch's: where they are, and what they set over a whole run."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import inspect
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from batchscout.trainers.sources.schedules import is_alike, spread
+from batchscout.trainers.sources.watch.length import rounds_of
+from batchscout.trainers.sources.watch.observer import Place, Seen, value_of
+from batchscout.trainers.sources.watch.statements import (
+    Level,
+    Loop,
+    Position,
+    added_to,
+    assigned,
+    levels_of,
+    parsed,
+    position_of,
+    range_of,
+    wanted_before,
+)
+
+_SAME = 1e-6
+_WITHOUT_EFFECT = ("builtins", "math", "numpy")
+"""Modules whose functions may be called again, but for those of the first that read or write."""
+_WITH_EFFECT = ("next", "open", "input", "exec", "eval", "setattr", "delattr")
+_VALUES = (list, tuple, dict, str, int, float)
+_OF_VALUES = ("get", "index", "count", "item", "keys", "values", "items")
+"""Methods of lists, dictionaries and numbers that change nothing."""
+
+
+def is_set_around(place: Place, optimizer: Optimizer) -> bool:
+    """True if a loop around a place sets a rate, itself or in a function that it calls, or steps a library's object that holds the optimizer and is
+    no schedule of torch's."""
+    loops = place.loops if place.is_the_scripts else []
+    return bool(loops) and _sets_rate(loops[-1], place, optimizer, set())
+
+
+def _sets_rate(node: ast.AST, place: Place, optimizer: Optimizer, known: set[Any]) -> bool:
+    """known: the code of the functions that were looked into."""
+    groups = {
+        one.target.id
+        for one in ast.walk(node)
+        if isinstance(one, ast.For | ast.comprehension)
+        and isinstance(one.target, ast.Name)
+        and "param_groups" in ast.unparse(one.iter)
+    }
+    for one in ast.walk(node):
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AugAssign) else []
+        if any(_is_rate_of_group(target, groups) for target in targets):
+            return True
+        if (
+            isinstance(one, ast.Call)
+            and any(given.arg == "lr" for given in one.keywords)
+            and _updates_group(one, groups)
+        ):
+            return True
+        if isinstance(one, ast.Call) and _call_sets_rate(one, place, optimizer, known):
+            return True
+    return False
+
+
+def _is_rate_of_group(target: ast.expr, groups: set[str]) -> bool:
+    """True of `group["lr"]`. What a script logs is called so, too: `metrics["lr"]`. groups: the names of loops over groups."""
+    if not (isinstance(target, ast.Subscript) and ast.unparse(target.slice) == "'lr'"):
+        return False
+    return _is_group(ast.unparse(target.value), groups)
+
+
+def _updates_group(call: ast.Call, groups: set[str]) -> bool:
+    """True of `group.update(lr=...)`."""
+    owner, _, name = ast.unparse(call.func).rpartition(".")
+    return name == "update" and _is_group(owner, groups)
+
+
+def _is_group(owner: str, groups: set[str]) -> bool:
+    return owner in groups or "param_groups" in owner or re.fullmatch(r".*group|pg|g", owner) is not None
+
+
+def _call_sets_rate(call: ast.Call, place: Place, optimizer: Optimizer, known: set[Any]) -> bool:
+    owner, _, name = ast.unparse(call.func).rpartition(".")
+    try:
+        of = place.get(owner) if owner else None
+        called: Any = inspect.unwrap(value_of(call.func, place))
+        code = getattr(called, "__code__", None)
+    except Exception:  # of the script's own objects, whose attributes may be computed
+        return False
+    takes_it = any(isinstance(one, ast.Name) and place.get(one.id) is optimizer for one in call.args)
+    is_a_librarys = code is not None and "site-packages" in code.co_filename
+    if is_a_librarys and name.startswith("step") and _holds(of, optimizer):
+        return True
+    if code is None and takes_it and not isinstance(call.func, ast.Name | ast.Attribute):
+        return True  # `table[name](optimizer)`: it may
+    if code is None or code in known or (is_a_librarys and not takes_it):
+        return False
+    known.add(code)
+    found = _function(code)
+    return found is not None and _sets_rate(found, _inside(place, called, of), optimizer, known)
+
+
+def _inside(place: Place, called: Any, owner: Any) -> Place:
+    """Return the place within a function, whose arguments are not known. owner: whose method it is."""
+    local = {"self": owner}
+    return replace(place, file=called.__code__.co_filename, local=local, global_=called.__globals__)
+
+
+def _holds(owner: Any, optimizer: Optimizer) -> bool:
+    """True of an object that has the optimizer, and is neither a schedule of torch's, which is followed, nor one of its own kind."""
+    if isinstance(owner, Optimizer | LRScheduler) or type(owner).__module__.startswith(("torch.", "accelerate.")):
+        return False
+    return any(value is optimizer for value in getattr(owner, "__dict__", {}).values())
+
+
+def _function(code: CodeType) -> ast.AST | None:
+    """Return the syntax tree of a function; None where its file is not there, or it has no name."""
+    if not Path(code.co_filename).is_file():
+        return None
+    inside = ast.walk(parsed(code.co_filename))
+    functions = (
+        one
+        for one in inside
+        if (isinstance(one, ast.FunctionDef) and one.name == code.co_name)
+        or (isinstance(one, ast.Lambda) and code.co_name == "<lambda>")
+    )
+    return min(functions, key=lambda one: abs(one.lineno - code.co_firstlineno), default=None)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A body on the way to backward."""
+
+    level: Level
+    place: Place
+    ring: int
+    """The number of loops within the one in whose rounds it is run: 0 goes round with each batch, or step, and 1 with each pass."""
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """Statements that set the rate in each round of a loop, and make what they read for that."""
+
+    statements: list[ast.stmt]
+    part: _Part
+    is_after: bool
+    """Of backward: they set the rate of the next round."""
+    reads: set[str]
+
+
+@dataclass(frozen=True)
+class _Counter:
+    """A name that counts."""
+
+    by: str
+    """One of _counts."""
+    first: float
+    """Its value in the first call of backward."""
+    each: float
+    at: Position
+    """Where it goes up; (0, 0) where that is in the head of a loop, or of another function."""
+
+    def value(self, counts: Mapping[str, int], setting: _Setting) -> float:
+        """Return its value where the statements are run."""
+        value, backward = self.first + self.each * counts[self.by], setting.part.place.position
+        last = position_of(setting.statements[-1])
+        if setting.is_after:
+            return value + self.each if backward < self.at < last else value
+        return value - self.each if last < self.at < backward else value
+
+
+def rates_by_hand(seen: Seen, num_steps: int, steps_per_pass: float | None) -> list[float] | None:
+    """Return the rates that the script's own statements set over the run: they are run again, with what they count. None where they read
+    what is not counted, would do more than set the rate, or do not give the rates that were seen."""
+    parts, each = _parts(seen), _micro_batches(seen)
+    settings = [one for part in parts for one in _settings(part, parts, seen)]
+    per_pass = _steps_of_pass(parts, steps_per_pass, each)
+    if seen.together or len(settings) != 1 or settings[0].part.ring > (per_pass is not None):
+        return None
+    (setting,) = settings
+    counters = {name: one for name, one in _counters(parts, setting, per_pass) if name in setting.reads}
+    uncounted = (_changing(parts, setting.part.place) & setting.reads) - set(counters)
+    if not all(_is_of_groups(name, setting.part.place, seen) for name in uncounted):
+        return None
+    if not all(_is_repeatable(one, setting.part.place, parts, set()) for one in setting.statements):
+        return None
+    if per_pass and steps_per_pass:  # whose last batch may be smaller
+        num_steps = max(2, round(num_steps * per_pass / steps_per_pass))
+    counts = [_counts(step, setting, per_pass, each) for step in (0, 1, *spread(num_steps))]
+    rates = _rates_set(
+        setting, [one and {name: c.value(one, setting) for name, c in counters.items()} for one in counts], seen
+    )
+    seen_so = rates is not None and all(
+        math.isclose(one, other, rel_tol=_SAME)
+        for step, group in zip(seen.steps, rates, strict=False)
+        for one, other in zip(step.rates, group, strict=True)
+    )
+    if rates is None or not seen_so:
+        return None
+    first, *others = zip(*rates[2:], strict=True)
+    return list(first) if all(is_alike(first, other) for other in others) else None
+
+
+def _parts(seen: Seen) -> list[_Part]:
+    """Return the bodies on the way to backward that are run again and again, the innermost first."""
+    parts, ring = list[_Part](), 0
+    for place in seen.backward.places:
+        for level in reversed(levels_of(parsed(place.file), place.position)):
+            parts.append(_Part(level, place, ring))
+            ring += isinstance(level.owner, Loop) and not _is_within_a_round(level.owner, place, ring, seen)
+    return [one for one in parts if one.ring < ring]
+
+
+def _is_within_a_round(loop: Loop, place: Place, ring: int, seen: Seen) -> bool:
+    """True of a loop over the micro-batches of a step, and of `for phase in ["train", "val"]`."""
+    of_words = isinstance(loop, ast.For) and isinstance(loop.iter, ast.List | ast.Tuple)
+    return of_words or (not ring and _is_of_step(loop, place, seen))
+
+
+def _is_of_step(loop: Loop, place: Place, seen: Seen) -> bool:
+    return rounds_of(loop, place, None) == seen.steps[-1].num_backwards
+
+
+def _micro_batches(seen: Seen) -> int:
+    """Return the micro-batches of a step that loops count; 1 where a loop has all of a step."""
+    innermost = next(((loop, place) for place in seen.backward.places for loop in place.loops), None)
+    return 1 if innermost and _is_of_step(*innermost, seen) else max(1, seen.steps[-1].num_backwards)
+
+
+def _settings(part: _Part, parts: Sequence[_Part], seen: Seen) -> Iterator[_Setting]:
+    """Yield the statements of a body that set the rate, before backward and after it. None of those that change more is among them, so that
+    what they make is read as it is."""
+    body, at, optimizer = part.level.body, part.level.place, seen.steps[0].optimizer
+    for statements, is_after in ((body[:at], False), (body[at + 1 :], True)):
+        kept, wanted, sets = list[ast.stmt](), set[str](), False
+        for one in reversed(statements):
+            sets_rate = _sets_rate(one, part.place, optimizer, set())
+            makes = assigned([one]) & wanted and not isinstance(one, ast.AugAssign)
+            if sets_rate or (makes and _is_repeatable(one, part.place, parts, set())):
+                kept, wanted, sets = [one, *kept], wanted_before(one, wanted), sets or sets_rate
+        if sets:
+            yield _Setting(kept, part, is_after, wanted)
+
+
+def _steps_of_pass(parts: Sequence[_Part], steps_per_pass: float | None, each: int) -> int | None:
+    """Return the optimizer steps of each round of the second loop; None where that is not known. each: micro-batches of a step."""
+    loops = [(one.level.owner, one.place) for one in parts if one.ring == 0 and isinstance(one.level.owner, Loop)]
+    if not loops or all(one.ring == 0 for one in parts):
+        return None
+    batches = rounds_of(*loops[-1], math.ceil(steps_per_pass * each) if steps_per_pass else None)
+    return max(1, math.ceil(batches / each)) if batches else None
+
+
+def _counters(parts: Sequence[_Part], setting: _Setting, per_pass: int | None) -> Iterator[tuple[str, _Counter]]:
+    """Yield the names that go up evenly, as the place of the statements knows them."""
+    place = setting.part.place
+    for part in parts:
+        for name, by, each, at in _counted(part, is_only_loop=all(one.ring == 0 for one in parts)):
+            first = place.get(name)
+            is_own = name in assigned(levels_of(parsed(place.file), place.position)[0].body)
+            is_there = part.place is place or (first == part.place.get(name) and not is_own)
+            is_known = per_pass is not None or by in ("steps", "batches")
+            if (
+                name.isidentifier()
+                and is_there
+                and is_known
+                and isinstance(first, int | float)
+                and not _is_set_otherwise(name, parts)
+            ):
+                yield name, _Counter(by, first, each, at if part.place is place else (0, 0))
+
+
+def _counted(part: _Part, *, is_only_loop: bool) -> Iterator[tuple[str, str, float, Position]]:
+    """Yield what counts in a body or at the head of its loop: the name, what it counts, by how much, and its place."""
+    loop = part.level.owner
+    if isinstance(loop, ast.For) and part.ring < 2:
+        by = "passes" if part.ring else "batches" if is_only_loop else "batches of a pass"
+        call = range_of(loop)
+        if isinstance(loop.target, ast.Name) and call is not None and ast.unparse(call.func).endswith("range"):
+            each = value_of(call.args[2], part.place) if len(call.args) == 3 else 1
+            yield loop.target.id, by, each if isinstance(each, int) else math.nan, (0, 0)
+        elif isinstance(loop.target, ast.Tuple) and "enumerate(" in ast.unparse(loop.iter):
+            yield ast.unparse(loop.target.elts[0]), by, 1, (0, 0)
+    for statement in part.level.body if part.ring < 2 else ():
+        guarded = isinstance(statement, ast.If) and ".step(" in ast.unparse(statement)
+        for one in statement.body if isinstance(statement, ast.If) and guarded else [statement]:
+            if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add) and isinstance(one.value, ast.Constant):
+                by = "passes" if part.ring else "steps" if guarded else "batches"
+                each = one.value.value
+                yield ast.unparse(one.target), by, each if isinstance(each, int | float) else math.nan, position_of(one)
+
+
+def _is_set_otherwise(name: str, parts: Sequence[_Part]) -> bool:
+    """True of a name that loops change at several places: one that is set back."""
+    loops = [one.level.owner for one in parts if isinstance(one.level.owner, Loop)]
+    stored = {
+        (one.lineno, one.col_offset)
+        for loop in loops
+        for one in ast.walk(loop)
+        if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Store) and ast.unparse(one) == name
+    }
+    return len(stored) > 1
+
+
+def _parameters(place: Place) -> set[str]:
+    """Return the arguments of the function that a place is in."""
+    found = levels_of(parsed(place.file), place.position)[0].owner
+    return (
+        {one.arg for one in ast.walk(found) if isinstance(one, ast.arg)}
+        if isinstance(found, ast.FunctionDef)
+        else set()
+    )
+
+
+def _changing(parts: Sequence[_Part], place: Place) -> set[str]:
+    """Return the names that may have another value in another round, in a place."""
+    if parts[-1].place is place:
+        return _changed_in([one.level.owner for one in parts if one.place is place])
+    body = levels_of(parsed(place.file), place.position)[0].body  # of a function that is called in each round
+    numbers = {one for one in _parameters(place) if isinstance(place.get(one), int | float)}
+    return _changed_in([*body, *(one.level.owner for one in parts if one.place is not place)]) | numbers
+
+
+def _changed_in(nodes: Sequence[ast.AST]) -> set[str]:
+    return assigned(nodes).union(*map(added_to, nodes))
+
+
+def _is_of_groups(name: str, place: Place, seen: Seen) -> bool:
+    """True of what stands for the optimizer's groups, or one of them."""
+    groups = seen.steps[0].optimizer.param_groups
+    return any(place.get(name) is one for one in (groups, *groups))
+
+
+def _is_repeatable(node: ast.AST, place: Place, parts: Sequence[_Part], known: set[Any]) -> bool:
+    """True if a node that is run again gives the same, and changes nothing but the rate. known: the code of the functions that were looked into."""
+    tree, ours = parsed(place.file), {"__init__", *(one.place.function for one in parts)}
+    functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name not in ours]
+    stored = assigned([*functions, *(one.level.owner for one in parts if isinstance(one.level.owner, Loop))])
+    kept = {name.rpartition(".")[2] for name in stored if "." in name} - {"param_groups"}
+    for one in ast.walk(node):
+        if isinstance(one, ast.Global | ast.Nonlocal | ast.Yield | ast.Await | ast.Import | ast.ImportFrom | ast.With):
+            return False
+        if isinstance(one, ast.Attribute) and (isinstance(one.ctx, ast.Store) or one.attr in kept):
+            return False
+        if isinstance(one, ast.Call) and not _call_is_repeatable(one, place, parts, known):
+            return False
+    return True
+
+
+def _call_is_repeatable(call: ast.Call, place: Place, parts: Sequence[_Part], known: set[Any]) -> bool:
+    name = ast.unparse(call.func).rpartition(".")[2]
+    if isinstance(call.func, ast.Attribute) and isinstance(value_of(call.func.value, place), _VALUES):
+        return name in _OF_VALUES
+    called = value_of(call.func, place) or getattr(builtins, name, None)
+    if (getattr(called, "__module__", None) or type(called).__module__).split(".")[0] in _WITHOUT_EFFECT:
+        return called is not None and name not in _WITH_EFFECT
+    code = getattr(called, "__code__", None)
+    if code is None or code in known:
+        return code is not None
+    known.add(code)
+    changing = {name for one in parts for name in _changing(parts, one.place)}
+    found, inside = _function(code), _inside(place, called, getattr(called, "__self__", None))
+    if found is None or "site-packages" in code.co_filename:
+        return False
+    read = {one.id for one in ast.walk(found) if isinstance(one, ast.Name)} - {*code.co_varnames, *code.co_cellvars}
+    return not changing & read and _is_repeatable(found, inside, parts, known)
+
+
+def _counts(step: int, setting: _Setting, per_pass: int | None, each: int) -> dict[str, int] | None:
+    """Return what was counted since the first call of backward when the rate of a step was set; None where that was before."""
+    if setting.part.ring:
+        assert per_pass is not None
+        step -= step % per_pass
+    if (step := step - setting.is_after) < 0:
+        return None
+    passes = step // per_pass if per_pass else 0
+    in_step = 0 if setting.part.ring and not setting.is_after else each - 1
+    in_pass = step - passes * (per_pass or 0)
+    batches = {"batches": step * each + in_step, "batches of a pass": in_pass * each + in_step}
+    return {"steps": step, "passes": passes, **batches}
+
+
+def _rates_set(setting: _Setting, values: Sequence[Mapping[str, float] | None], seen: Seen) -> list[list[float]] | None:
+    """Return the rates of the groups after the statements were run, with each of these values of what counts; where there are none, those that
+    were seen first. None where the statements set no rate, or fail. They are the script's own, as is the optimizer, whose rates are put back."""
+    groups = seen.steps[0].optimizer.param_groups
+    before = [group["lr"] for group in groups]
+    code = compile(ast.Module(setting.statements, []), "<the script>", "exec", dont_inherit=True)
+    names, rates = setting.part.place.names, list[list[float]]()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            for counted in values:
+                for group in groups:
+                    group["lr"] = None  # and not that of another step, where they set none
+                if counted is not None:
+                    exec(code, {**names, **counted})
+                rates.append(
+                    [float(group["lr"]) for group in groups] if counted is not None else [*seen.steps[0].rates]
+                )
+    except (
+        Exception
+    ):  # of a rate that is made from the one before, and of the script, whose other names are not what they were
+        return None
+    finally:
+        for group, rate in zip(groups, before, strict=True):
+            group["lr"] = rate
+    return rates
