@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
@@ -47,6 +47,10 @@ BATCHES_KEPT = 3
 """Loaders that fetch ahead have yielded more than the one that is trained on."""
 MOST_BACKWARDS = 64
 """So many calls of backward without an optimizer, and a script changes its weights by hand."""
+_LOAD_THEMSELVES = tuple(
+    kind for kind in vars(lr_scheduler).values() if "load_state_dict" in getattr(kind, "__dict__", {})
+)
+"""The schedules of torch, but for those that load their state as the first of them does."""
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule")
 
 
@@ -244,6 +248,8 @@ class Seen:
     same_in_each_step: bool = False
     """True if a module is called with the same numbers in the second step, too."""
     compiled: bool = False
+    goes_on: bool = False
+    """True if it loads the state of an optimizer or a schedule that was in use: it goes on from a checkpoint."""
     options: list[Option] = field(default_factory=list)
     """Of the script's argument parsers, with what it was called with."""
     handed: Any = None
@@ -318,6 +324,7 @@ class _Observer:
         return [
             (Optimizer, "__init__", _noted(self._optimizer_made)),
             (Optimizer, "add_param_group", _noted(self._group_added)),
+            *((kind, "load_state_dict", _noted(self._state_loaded)) for kind in (Optimizer, *_LOAD_THEMSELVES)),
             *((kind, "__init__", _noted(self._scheduler_made)) for kind in (LRScheduler, ReduceLROnPlateau)),
             (DataLoader, "__init__", _noted(self._loader_made)),
             (DataLoader, "__iter__", self._iterated),
@@ -343,6 +350,10 @@ class _Observer:
 
     def _scheduler_made(self, scheduler: LRScheduler, *_: object, **__: object) -> None:
         self.seen.schedulers.append(scheduler)
+
+    def _state_loaded(self, owner: Optimizer | LRScheduler, *_: object, **__: object) -> None:
+        in_use = bool(owner.state) if isinstance(owner, Optimizer) else owner.last_epoch > 0
+        self.seen.goes_on |= in_use and not self.seen.steps
 
     def _loader_made(self, loader: DataLoader[Any], *_: object, **__: object) -> None:
         self.seen.loaders.append(loader)

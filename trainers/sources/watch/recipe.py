@@ -152,6 +152,11 @@ def _clips(loop: Loop) -> str:
 
 def _told(loop: Loop) -> Iterator[str]:
     source = loop.batches.source
+    if loop.seen.goes_on:
+        yield (
+            "it went on from a checkpoint: the study is of the rest of its run, from the weights and the learning rate of the checkpoint, and without "
+            "the optimizer's state; to study a whole run, move the checkpoint away, or leave out the argument that names it, and init again"
+        )
     if isinstance(source, FromLoader) and loop.validation is None:
         others = {loop.name_of(one) for one in loop.seen.loaders if one.dataset is not source.loader.dataset}
         named = f"no other loader of the script ({', '.join(sorted(others))}) has a name of validation data (val_loader, say)"

@@ -259,7 +259,8 @@ NOWHERE = {"before_pass": "", "before_step": "", "after_step": "", "after_pass":
 )
 def test_a_schedule_is_followed_wherever_it_is_called(folder: Path, made: str, called: dict[str, str]) -> None:
     text = CALLED.format_map(NOWHERE | called | {"made": made})
-    assert follows(watched(folder, text), text)
+    assert follows(loop := watched(folder, text), text)
+    assert settings_of(loop, None).told == () or "OneCycleLR" in made, "of its momentum"
 
 
 def test_a_cycle_of_a_loader_that_drops_its_last_batch_is_followed(folder: Path) -> None:
@@ -280,6 +281,28 @@ def test_a_schedule_that_ends_before_the_run_is_told(folder: Path) -> None:
         NOWHERE | {"made": "OneCycleLR(optimizer, 0.1, total_steps=30)", "after_step": "schedule.step()"}
     )
     assert "cannot be known in advance" in settings_of(watched(folder, text), None).told[0]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+@pytest.mark.parametrize("made", ["CosineAnnealingLR(optimizer, 7)", "LambdaLR(optimizer, lambda n: 0.5 ** n)"])
+def test_a_run_that_goes_on_from_a_checkpoint_is_followed_from_there_and_told(folder: Path, made: str) -> None:
+    text = f"""
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.{made}
+        optimizer.step()
+        for epoch in range(3): schedule.step()
+        was = optimizer.state_dict(), schedule.state_dict()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.{made}
+        optimizer.load_state_dict(was[0]); schedule.load_state_dict(was[1])
+        for epoch in range(3, 7):
+            for x, y in train_loader:
+                optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+            schedule.step()
+    """.replace("optimizer.step()", "", 1)
+    loop = watched(folder, text)
+    assert follows(loop, text)
+    assert any("went on from a checkpoint" in one for one in settings_of(loop, None).told)
 
 
 def test_of_two_schedules_that_take_turns_none_is_carried_on(folder: Path) -> None:
