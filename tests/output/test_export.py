@@ -1007,6 +1007,19 @@ def test_a_scripts_command_keeps_its_schedule_and_names_what_the_study_had_other
     assert any("betas of the optimizer: (0.9, 0." in note for note in export(of_library, "script").splitlines())
 
 
+def test_without_flags_a_rate_is_told_by_a_factor_which_holds_for_any_schedule_of_the_script() -> None:
+    own = OwnRun(
+        "script", 2_000, 20, schedule=Schedule(type="table", factors=(0.1, 1.0)), recipe={"optimizer": {"lr": 0.02}}
+    )
+    script: dict[str, JsonValue] = {"script": "train.py", "args": [], "flags": {}}
+    found = replace(
+        recommendation(script=script, learning_rate=0.05, micro_batch_size=16, effective_batch_size=32), own_run=own
+    )
+    text = " ".join(line.lstrip("# ") for line in export(found, "script").splitlines())
+    assert "multiply what it sets, for all parameter groups, by 2.5, so that the first trains at 0.05" in text
+    assert "have each of its batches take 16 samples" in text
+
+
 def test_a_command_that_counts_passes_is_told_how_many_more_the_real_run_takes() -> None:
     own = OwnRun("script", 20_000, 8, in_steps=False, schedule=Schedule(type="constant"))
     keys: dict[str, JsonValue] = {"world_size": 1, "effective_batch_size": 16, "sample_budget": 80_000}

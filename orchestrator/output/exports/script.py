@@ -54,9 +54,9 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
             f"{r.world_size} times as many"
         )
     if "learning_rate" not in script.flags:
-        yield f"{name} has no flag for its learning rate: set that of its first parameter group to {r.learning_rate:.4g}, and others as many times theirs"
+        yield f"{name} has no flag for its learning rate: {_rate_by_hand(r)}"
     if "micro_batch_size" not in script.flags:
-        yield f"{name} has no flag for its batch: give its DataLoader batch_size={r.micro_batch_size}"
+        yield f"{name} has no flag for its batch: have each of its batches take {r.micro_batch_size} samples (batch_size of a DataLoader)"
     if r.gradient_accumulation_steps > 1 and "gradient_accumulation_steps" not in script.flags:
         yield (
             f"{name} has no flag for accumulation: step the optimizer after every {r.gradient_accumulation_steps} micro-batches, with each "
@@ -70,6 +70,18 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
         yield "compile: call model.compile() before training"
     if r.parallel == "fsdp":
         yield "the study's ranks sharded the model (FSDP2)"
+
+
+def _rate_by_hand(r: Recommendation) -> str:
+    """Return what to do with the rate in the script. As a factor it holds whatever the schedule makes of the number that it has there: 50 times
+    less, of Adam(lr=1.0) with that of Noam."""
+    own = (r.own_run.recipe if r.own_run else {}).get("optimizer", {}).get("lr")
+    if not own:
+        return f"set that of its first parameter group to {r.learning_rate:.4g}, and others as many times theirs"
+    return (
+        f"multiply what it sets, for all parameter groups, by {r.learning_rate / own:.4g}, so that the first trains at {r.learning_rate:.4g} where "
+        f"it is highest, and not at {own:.4g}"
+    )
 
 
 def _length(r: Recommendation, script: Script) -> Iterator[str]:

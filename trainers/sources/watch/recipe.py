@@ -43,6 +43,10 @@ def settings(loop: Loop) -> Settings:
     batch = loop.micro_batch_size * loop.num_micro_batches
     length, in_steps = run_samples(loop.batches.source, loop.seen, loop.micro_batch_size) or (None, False)
     told = list(_schedule(loop, keys, batch, length))
+    if length is None:
+        told.append(
+            "how long its run is was not found; set sample_budget to the samples of your run, of all passes: that of the study is a guess"
+        )
     keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": _clipped_at(loop)}
     told += told_of_momentum(loop.optimizer)
     return Settings(keys, (*told, *_told(loop)), length, in_steps, taken=tuple(_taken(loop, batch)))
