@@ -32,6 +32,12 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
             "its optimizer is L-BFGS, which evaluates the loss of one batch many times in a step: neither accumulation nor a learning "
             "rate by the batch fit it; use an optimizer that takes one gradient a step"
         )
+    kind = type(seen.optimizer)
+    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        return (
+            f"the class of its optimizer, {kind.__name__}, is defined in the script itself, or in a function, where the runs of a study cannot find it; "
+            "move it into a module of its own beside the script, and import it from there"
+        )
     changes_gradient = any(step.gradient_changed for step in seen.steps)
     if changes_gradient and (found := [one for one in _OF_PRIVATE_GRADIENTS if one in imported]):
         return (

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from batchscout.trainers.before.digests import MODEL, digest_of_model
 from batchscout.trainers.before.read_source import read
 from batchscout.trainers.before.source import Source
+from batchscout.trainers.config import resolve
 from batchscout.trainers.errors import LossNotSeen
 from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups, settings_of
 from batchscout.trainers.sources.watch import script
@@ -1174,7 +1175,26 @@ def test_a_batch_that_is_made_within_the_call_of_the_model_is_found(folder: Path
     assert any(torch.equal(val[0], row) for row in data["val_data"]), "the same call of val_data"
 
 
+OWN_OPTIMIZER = """
+import torch
+class Signs(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1): super().__init__(params, {"lr": lr})
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]: p.sub_(p.grad.sign(), alpha=group["lr"])
+"""
+WITH_SIGNS = PLAIN.replace("torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)", "Signs(net.parameters())")
+
+
+def test_an_optimizer_of_a_module_beside_the_script_is_found_by_its_name(folder: Path) -> None:
+    (folder / "signs_beside.py").write_text(OWN_OPTIMIZER)
+    target = keys_of(watched(folder, f"from signs_beside import Signs\n{WITH_SIGNS}"))["optimizer"]["target"]
+    assert resolve(target).__name__ == "Signs"
+
+
 REFUSED = {
+    "move it into a module of its own": OWN_OPTIMIZER + WITH_SIGNS,
     "two optimizers take turns": """
         other = nn.Linear(8, 1)
         first, second = torch.optim.Adam(net.parameters()), torch.optim.Adam(other.parameters())
@@ -1432,6 +1452,21 @@ LENGTHS = {
     "step = 0\nwhile True:\n    for x, y in train_loader:\n        STEP\n        step += 1\n        if step >= 25: break\n    if step >= 25: break": 150,
     "import time\nfor epoch in range(5):\n    for x, y in train_loader:\n        STEP\n        if time.time() - 5 > 1e12: break": 300,
 }
+
+
+def test_that_the_length_of_a_run_was_not_found_is_told(folder: Path) -> None:
+    text = """
+        class Stream(torch.utils.data.IterableDataset):
+            def __iter__(self): return iter(zip(X, Y))
+        stream = DataLoader(Stream(), batch_size=6)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for epoch in range(5):
+            for x, y in stream:
+                optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+    """
+    said = settings_of(watched(folder, text), None)
+    assert said.run_samples is None
+    assert any("how long its run is was not found" in one for one in said.told)
 
 
 @pytest.mark.slow
