@@ -680,7 +680,7 @@ def test_data_and_weights_that_changed_under_their_names_since_the_study_began_a
     code, message = run(typed, initial_weights="weights.pt")
     assert code == 2
     assert message.startswith(
-        "batchscout: initial_weights has changed since this study began, so its trials would be compared with trials"
+        "batchscout: initial_weights has changed since this study began, and trials of old and new code or data do not compare"
     )
     save_weights(0)
     (home / "train.txt").write_text("".join(f"another line {i}\n" for i in range(50)))
