@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 from xml.etree.ElementTree import Element
 
 from batchscout.orchestrator.config.keys import StudyConfig
@@ -10,6 +12,7 @@ from batchscout.orchestrator.config.recipe import left_open_text
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.units import bytes_text, number_text, seconds_text
+from batchscout.trainers.user_code import SCRIPT
 
 # So many changes of the number of lanes are told.
 MOST_STEPS = 8
@@ -19,9 +22,9 @@ def setting(config: StudyConfig, study: Study) -> dict[str, str]:
     """Return what is known of model, data, machine, versions and dates, each under its name."""
     facts = study.facts
     told = {
-        "model": _joined(config.model.target, _counted(facts.num_parameters, "parameters")),
+        "model": _joined(_named(config.model.target, config.model.kwargs), _counted(facts.num_parameters, "parameters")),
         "data": _joined(
-            config.data.target,
+            _named(config.data.target, config.data.kwargs),
             _counted(facts.num_train_samples, "training samples"),
             _counted(facts.num_val_samples, "validation samples"),
         ),
@@ -42,6 +45,11 @@ def setting(config: StudyConfig, study: Study) -> dict[str, str]:
 def setting_list(config: StudyConfig, study: Study) -> Element:
     lines = [element("div", element("dt", name), element("dd", text)) for name, text in setting(config, study).items()]
     return element("dl", *lines, class_="setting")
+
+
+def _named(target: str, kwargs: Mapping[str, Any]) -> str:
+    """Return what people call a target: of a script that is watched its own name."""
+    return str(kwargs["script"]) if target == SCRIPT else target
 
 
 def _joined(*parts: str) -> str:
