@@ -22,7 +22,9 @@ def setting(config: StudyConfig, study: Study) -> dict[str, str]:
     """Return what is known of model, data, machine, versions and dates, each under its name."""
     facts = study.facts
     told = {
-        "model": _joined(_named(config.model.target, config.model.kwargs), _counted(facts.num_parameters, "parameters")),
+        "model": _joined(
+            _named(config.model.target, config.model.kwargs), _counted(facts.num_parameters, "parameters")
+        ),
         "data": _joined(
             _named(config.data.target, config.data.kwargs),
             _counted(facts.num_train_samples, "training samples"),
