@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,13 +53,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _longest_first(items: list[pytest.Item]) -> None:
-    """Put the files first that have tests with a time limit of their own, the longest ahead: minutes, which as the last would run
-    alone beside an idle worker."""
-    seconds = dict[Path, float]()
+    """Put the files first that have tests with a time limit of their own, the longest ahead, and then those with the most tests: minutes,
+    which as the last would run alone beside an idle worker."""
+    seconds, number = dict[Path, float](), Counter(item.path for item in items)
     for item in items:
         marker = item.get_closest_marker("timeout")
         seconds[item.path] = max(seconds.get(item.path, 0.0), marker.args[0] if marker else 0.0)
-    items.sort(key=lambda item: -seconds[item.path])
+    items.sort(key=lambda item: (-seconds[item.path], -number[item.path]))
 
 
 def asks_for_a_gpu(config: pytest.Config) -> bool:
