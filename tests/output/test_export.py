@@ -265,6 +265,13 @@ def test_no_trainer_is_given_more_digits_of_a_beta_than_six(trainer: str) -> Non
     assert "0.98725854" not in export(given, trainer)
 
 
+@for_every(beta=[0.0, 0.9, 0.95, 0.9872585449014338, 0.99998419, 0.99999984])
+def test_the_half_life_of_an_exported_beta_is_the_studys(beta: float) -> None:
+    text = export(with_optimizer(betas=[0.9, beta]), "hf")
+    told = float(text.partition("adam_beta2=")[2].partition(",")[0])
+    assert 1 - told == pytest.approx(1 - beta, rel=5e-4)
+
+
 def test_lightning_decays_matrices_only() -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = lightning_of(recommendation())[1]["configure_optimizers"](model)["optimizer"]

@@ -48,8 +48,13 @@ def export(recommendation: Recommendation, to: str, run_dir: str = RUN_DIR) -> s
         raise ValueError(f"cannot export to '{to}'; {instead(to, [*WRITERS])}")
     answer = replace(recommendation.answer, next=with_run_dir(recommendation.answer.next, run_dir))
     given = recommendation.optimizer
-    optimizer = given.model_copy(update={"betas": tuple(float(f"{beta:.6g}") for beta in given.betas)})
+    optimizer = given.model_copy(update={"betas": tuple(map(_to_four_digits, given.betas))})
     return WRITERS[to](as_long_as_the_real_run(replace(recommendation, answer=answer, optimizer=optimizer)))
+
+
+def _to_four_digits(beta: float) -> float:
+    """Return a beta whose distance from 1, which the half-life follows, has four significant digits: of 0.9999998 more are needed than of 0.9."""
+    return float(f"{1 - float(f'{1 - beta:.4g}'):.15g}")
 
 
 def trainers_of(recommendation: Recommendation) -> list[str]:
