@@ -219,7 +219,8 @@ def config_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        digits = 6 if 0.9 < abs(value) < 1 else 3  # a beta of 0.9998 is not 1
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
     return str(value)
 
 
