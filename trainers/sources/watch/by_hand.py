@@ -409,9 +409,8 @@ def _rates_set(setting: _Setting, values: Sequence[Mapping[str, float] | None], 
                 rates.append(
                     [float(group["lr"]) for group in groups] if counted is not None else [*seen.steps[0].rates]
                 )
-    except (
-        Exception
-    ):  # of a rate that is made from the one before, and of the script, whose other names are not what they were
+    # Of a rate that is made from the one before, and of the script, whose other names are not what they were: it is told as unknown.
+    except Exception:
         return None
     finally:
         for group, rate in zip(groups, before, strict=True):

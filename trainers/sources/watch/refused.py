@@ -63,7 +63,8 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
             "it changes the weights itself between two steps of the optimizer (a decay or a bound by hand, weights that are averaged or copied), and a "
             "study would train without that; let the optimizer's weight_decay or the model do it (torch.nn.utils.parametrize)"
         )
-    for name, (before, now) in seen.set_anew.items():
+    if seen.set_anew:
+        name, (before, now) = next(iter(seen.set_anew.items()))
         return (
             f"it sets {name} from one step to the next ({before} to {now}), and a study would keep it as it was in the first; leave it as it is at the end of "
             "the run, or let the model compute it from the batch"
