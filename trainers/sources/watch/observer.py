@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
@@ -51,6 +51,8 @@ _LOAD_THEMSELVES = tuple(
     kind for kind in vars(lr_scheduler).values() if "load_state_dict" in getattr(kind, "__dict__", {})
 )
 """The schedules of torch, but for those that load their state as the first of them does."""
+_MADE_APART = (LRScheduler, ReduceLROnPlateau, SequentialLR, ChainedScheduler)
+"""The first schedule of torch, and those that are made without a call of its `__init__`."""
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule")
 
 
@@ -325,7 +327,7 @@ class _Observer:
             (Optimizer, "__init__", _noted(self._optimizer_made)),
             (Optimizer, "add_param_group", _noted(self._group_added)),
             *((kind, "load_state_dict", _noted(self._state_loaded)) for kind in (Optimizer, *_LOAD_THEMSELVES)),
-            *((kind, "__init__", _noted(self._scheduler_made)) for kind in (LRScheduler, ReduceLROnPlateau)),
+            *((kind, "__init__", _noted(self._scheduler_made)) for kind in _MADE_APART),
             (DataLoader, "__init__", _noted(self._loader_made)),
             (DataLoader, "__iter__", self._iterated),
             (nn.Module, "__call__", self._called),
@@ -352,7 +354,7 @@ class _Observer:
         self.seen.schedulers.append(scheduler)
 
     def _state_loaded(self, owner: Optimizer | LRScheduler, *_: object, **__: object) -> None:
-        in_use = bool(owner.state) if isinstance(owner, Optimizer) else owner.last_epoch > 0
+        in_use = bool(owner.state) if isinstance(owner, Optimizer) else _num_calls(owner) > 0
         self.seen.goes_on |= in_use and not self.seen.steps
 
     def _loader_made(self, loader: DataLoader[Any], *_: object, **__: object) -> None:
@@ -524,7 +526,7 @@ class _Observer:
             changed = not math.isclose(self._gradient_norm(), self._norm, rel_tol=1e-5, abs_tol=1e-12)
         places = frozenset(self._backed_from)
         by_hand = any(_sums(p) != sums for p, sums in self._weights.items())
-        calls = {id(one): one.last_epoch for one in self.seen.schedulers}
+        calls = {id(one): _num_calls(one) for one in self.seen.schedulers}
         step = Step(optimizer, _rates(optimizer), self._num_backwards, places, changed, by_hand, calls)
         self.seen.steps.append(step)
         self._num_backwards, self._norm, self._in_step = 0, None, None
@@ -697,6 +699,11 @@ def num_samples_in(batch: Any) -> int:
 def parameters_of(*optimizers: Optimizer) -> set[int]:
     """Return the ids of what they train."""
     return {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+
+
+def _num_calls(schedule: LRScheduler) -> float:
+    """Return how far a schedule is. One of several that step together counts nothing itself."""
+    return _num_calls(schedule._schedulers[0]) if isinstance(schedule, ChainedScheduler) else schedule.last_epoch
 
 
 def _rates(optimizer: Optimizer) -> tuple[float, ...]:
