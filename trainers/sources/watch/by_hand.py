@@ -35,6 +35,8 @@ from batchscout.trainers.sources.watch.statements import (
 )
 
 _SAME = 1e-6
+_MOST_TIMES = 100_000
+"""Statements that would have to be run more often, each time after the one before, are not followed: each takes some microseconds."""
 _WITHOUT_EFFECT = ("builtins", "math", "numpy")
 """Modules whose functions may be called again, but for those of the first that read or write."""
 _WITH_EFFECT = ("next", "open", "input", "exec", "eval", "setattr", "delattr")
@@ -185,23 +187,13 @@ def rates_by_hand(seen: Seen, num_steps: int, steps_per_pass: float | None) -> l
     """Return the rates that the script's own statements set over the run: they are run again, with what they count. None where they read
     what is not counted, would do more than set the rate, or do not give the rates that were seen."""
     parts, each = _parts(seen), _micro_batches(seen)
-    settings = [one for part in parts for one in _settings(part, parts, seen)]
     per_pass = _steps_of_pass(parts, steps_per_pass, each)
-    if seen.together or len(settings) != 1 or settings[0].part.ring > (per_pass is not None):
-        return None
-    (setting,) = settings
-    counters = {name: one for name, one in _counters(parts, setting, per_pass) if name in setting.reads}
-    uncounted = (_changing(parts, setting.part.place) & setting.reads) - set(counters)
-    if not all(_is_of_groups(name, setting.part.place, seen) for name in uncounted):
-        return None
-    if not all(_is_repeatable(one, setting.part.place, parts, set()) for one in setting.statements):
+    if seen.together:
         return None
     if per_pass and steps_per_pass:  # whose last batch may be smaller
         num_steps = max(2, round(num_steps * per_pass / steps_per_pass))
-    counts = [_counts(step, setting, per_pass, each) for step in (0, 1, *spread(num_steps))]
-    rates = _rates_set(
-        setting, [one and {name: c.value(one, setting) for name, c in counters.items()} for one in counts], seen
-    )
+    steps = [0, 1, *spread(num_steps)]
+    rates = _rates_apart(seen, parts, steps, per_pass, each) or _rates_in_turn(seen, parts, steps, per_pass, each)
     seen_so = rates is not None and all(
         math.isclose(one, other, rel_tol=_SAME)
         for step, group in zip(seen.steps, rates, strict=False)
@@ -211,6 +203,69 @@ def rates_by_hand(seen: Seen, num_steps: int, steps_per_pass: float | None) -> l
         return None
     first, *others = zip(*rates[2:], strict=True)
     return list(first) if all(is_alike(first, other) for other in others) else None
+
+
+def _rates_apart(
+    seen: Seen, parts: Sequence[_Part], steps: Sequence[int], per_pass: int | None, each: int
+) -> list[list[float]] | None:
+    """Return the rates of the groups in some steps, from statements that need nothing of the step before."""
+    setting = _the_setting(seen, parts, per_pass, in_turn=False)
+    if setting is None:
+        return None
+    counters = {name: one for name, one in _counters(parts, setting, per_pass) if name in setting.reads}
+    if not _is_known(setting, parts, set(counters), seen):
+        return None
+    counts = (_counts(step, setting, per_pass, each) for step in steps)
+    return _rates_set(setting, [counts and _values(counters, counts, setting) for counts in counts], seen)
+
+
+def _rates_in_turn(
+    seen: Seen, parts: Sequence[_Part], steps: Sequence[int], per_pass: int | None, each: int
+) -> list[list[float]] | None:
+    """Return the same from statements that go on from the rate of the time before, `lr = 0.9 * lr`: they are run as often as the script does."""
+    setting = _the_setting(seen, parts, per_pass, in_turn=True)
+    if setting is None or (each > 1 and not setting.part.ring):
+        return None
+    between = (per_pass or 1) if setting.part.ring else 1
+    times = steps[-1] // between
+    counters = {name: one for name, one in _counters(parts, setting, per_pass) if name in setting.reads}
+    made = {name for name in setting.reads if _is_made_by(setting, name, parts)}
+    if times > _MOST_TIMES or not _is_known(setting, parts, {*counters, *made}, seen):
+        return None
+    # What comes before backward was run once when its names were noted.
+    counts = (_counts(time * between, setting, per_pass, each) for time in range(1, times + 1))
+    values = [None, *(counts and _values(counters, counts, setting) for counts in counts)]
+    rates = _rates_set(setting, values, seen, in_turn=True)
+    return rates and [rates[step // between] for step in steps]
+
+
+def _the_setting(seen: Seen, parts: Sequence[_Part], per_pass: int | None, *, in_turn: bool) -> _Setting | None:
+    """Return the statements that set the rate; None where there are others elsewhere, or they are run in rounds of unknown length."""
+    settings = [one for part in parts for one in _settings(part, parts, seen, in_turn=in_turn)]
+    if len(settings) != 1 or settings[0].part.ring > (per_pass is not None):
+        return None
+    return settings[0]
+
+
+def _is_known(setting: _Setting, parts: Sequence[_Part], known: set[str], seen: Seen) -> bool:
+    """True if the statements can be run again. known: names whose values are known in each round."""
+    place = setting.part.place
+    unknown = (_changing(parts, place) & setting.reads) - known
+    return all(_is_of_groups(name, place, seen) for name in unknown) and all(
+        _is_repeatable(one, place, parts, set()) for one in setting.statements
+    )
+
+
+def _values(counters: Mapping[str, _Counter], counts: Mapping[str, int], setting: _Setting) -> dict[str, float]:
+    return {name: one.value(counts, setting) for name, one in counters.items()}
+
+
+def _is_made_by(setting: _Setting, name: str, parts: Sequence[_Part]) -> bool:
+    """True of a name that nothing in the loops but these statements gives a value, in the function of the outermost loop: it keeps it until they are run
+    again."""
+    loops = [one.level.owner for one in parts if isinstance(one.level.owner, Loop)]
+    stored = _stores(name, loops)
+    return parts[-1].place is setting.part.place and bool(stored) and stored <= _stores(name, setting.statements)
 
 
 def _parts(seen: Seen) -> list[_Part]:
@@ -239,15 +294,16 @@ def _micro_batches(seen: Seen) -> int:
     return 1 if innermost and _is_of_step(*innermost, seen) else max(1, seen.steps[-1].num_backwards)
 
 
-def _settings(part: _Part, parts: Sequence[_Part], seen: Seen) -> Iterator[_Setting]:
+def _settings(part: _Part, parts: Sequence[_Part], seen: Seen, *, in_turn: bool) -> Iterator[_Setting]:
     """Yield the statements of a body that set the rate, before backward and after it. None of those that change more is among them, so that
-    what they make is read as it is."""
+    what they make is read as it is. in_turn: those that go on from the time before, `lr *= 0.9`, are among them; what counts is not."""
     body, at, optimizer = part.level.body, part.level.place, seen.steps[0].optimizer
     for statements, is_after in ((body[:at], False), (body[at + 1 :], True)):
         kept, wanted, sets = list[ast.stmt](), set[str](), False
         for one in reversed(statements):
             sets_rate = _sets_rate(one, part.place, optimizer, set())
-            makes = assigned([one]) & wanted and not isinstance(one, ast.AugAssign)
+            is_left_out = isinstance(one, ast.AugAssign) and (not in_turn or _constant_added(one))
+            makes = assigned([one]) & wanted and not is_left_out
             if sets_rate or (makes and _is_repeatable(one, part.place, parts, set())):
                 kept, wanted, sets = [one, *kept], wanted_before(one, wanted), sets or sets_rate
         if sets:
@@ -296,22 +352,28 @@ def _counted(part: _Part, *, is_only_loop: bool) -> Iterator[tuple[str, str, flo
     for statement in part.level.body if part.ring < 2 else ():
         guarded = isinstance(statement, ast.If) and ".step(" in ast.unparse(statement)
         for one in statement.body if isinstance(statement, ast.If) and guarded else [statement]:
-            if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add) and isinstance(one.value, ast.Constant):
+            if isinstance(one, ast.AugAssign) and (added := _constant_added(one)):
                 by = "passes" if part.ring else "steps" if guarded else "batches"
-                each = one.value.value
+                each = added.value
                 yield ast.unparse(one.target), by, each if isinstance(each, int | float) else math.nan, position_of(one)
+
+
+def _constant_added(one: ast.AugAssign) -> ast.Constant | None:
+    return one.value if isinstance(one.op, ast.Add) and isinstance(one.value, ast.Constant) else None
 
 
 def _is_set_otherwise(name: str, parts: Sequence[_Part]) -> bool:
     """True of a name that loops change at several places: one that is set back."""
-    loops = [one.level.owner for one in parts if isinstance(one.level.owner, Loop)]
-    stored = {
+    return len(_stores(name, [one.level.owner for one in parts if isinstance(one.level.owner, Loop)])) > 1
+
+
+def _stores(name: str, nodes: Sequence[ast.AST]) -> set[Position]:
+    return {
         (one.lineno, one.col_offset)
-        for loop in loops
-        for one in ast.walk(loop)
+        for node in nodes
+        for one in ast.walk(node)
         if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Store) and ast.unparse(one) == name
     }
-    return len(stored) > 1
 
 
 def _parameters(place: Place) -> set[str]:
@@ -392,23 +454,33 @@ def _counts(step: int, setting: _Setting, per_pass: int | None, each: int) -> di
     return {"steps": step, "passes": passes, **batches}
 
 
-def _rates_set(setting: _Setting, values: Sequence[Mapping[str, float] | None], seen: Seen) -> list[list[float]] | None:
+def _rates_set(
+    setting: _Setting, values: Sequence[Mapping[str, float] | None], seen: Seen, *, in_turn: bool = False
+) -> list[list[float]] | None:
     """Return the rates of the groups after the statements were run, with each of these values of what counts; where there are none, those that
-    were seen first. None where the statements set no rate, or fail. They are the script's own, as is the optimizer, whose rates are put back."""
+    were seen first. None where the statements set no rate, or fail. They are the script's own, as is the optimizer, whose rates are put back.
+
+    in_turn: each time goes on from what the one before has left.
+    """
     groups = seen.steps[0].optimizer.param_groups
     before = [group["lr"] for group in groups]
     code = compile(ast.Module(setting.statements, []), "<the script>", "exec", dont_inherit=True)
     names, rates = setting.part.place.names, list[list[float]]()
     try:
+        for group, rate in zip(groups, seen.steps[0].rates, strict=True):
+            group["lr"] = rate
         with contextlib.redirect_stdout(io.StringIO()):
             for counted in values:
-                for group in groups:
-                    group["lr"] = None  # and not that of another step, where they set none
-                if counted is not None:
-                    exec(code, {**names, **counted})
-                rates.append(
-                    [float(group["lr"]) for group in groups] if counted is not None else [*seen.steps[0].rates]
-                )
+                if counted is None:
+                    rates.append([*seen.steps[0].rates])
+                    continue
+                if not in_turn:
+                    for group in groups:
+                        group["lr"] = None  # and not that of another step, where they set none
+                inside = names if in_turn else dict(names)
+                inside |= counted
+                exec(code, inside)
+                rates.append([float(group["lr"]) for group in groups])
     # Of a rate that is made from the one before, and of the script, whose other names are not what they were: it is told as unknown.
     except Exception:
         return None

@@ -233,8 +233,9 @@ def follows(loop: Loop, text: str) -> bool:
 
 
 CALLED = """
+from torch.optim.lr_scheduler import *
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-schedule = torch.optim.lr_scheduler.{made}
+schedule = {made}
 for epoch in range(4):
     {before_pass}
     for x, y in train_loader:
@@ -243,6 +244,7 @@ for epoch in range(4):
         {after_step}
     {after_pass}
 """
+WARMED_UP = "[LinearLR(optimizer, 0.1, total_iters=8), CosineAnnealingLR(optimizer, 32)]"
 NOWHERE = {"before_pass": "", "before_step": "", "after_step": "", "after_pass": ""}
 
 
@@ -255,8 +257,22 @@ NOWHERE = {"before_pass": "", "before_step": "", "after_step": "", "after_pass":
         ("OneCycleLR(optimizer, 0.1, total_steps=40)", {"after_step": "schedule.step()"}),
         ("OneCycleLR(optimizer, 0.1, total_steps=4)", {"after_pass": "schedule.step()"}),
         ("LambdaLR(optimizer, lambda n: [1.0, 0.5, 0.1, 0.1][n])", {"after_pass": "if epoch < 3: schedule.step()"}),
+        (f"SequentialLR(optimizer, {WARMED_UP}, milestones=[8])", {"after_step": "schedule.step()"}),
+        (f"SequentialLR(optimizer, {WARMED_UP}, milestones=[1])", {"after_pass": "schedule.step()"}),
+        (f"ChainedScheduler({WARMED_UP})", {"after_step": "schedule.step()"}),
+        (f"SequentialLR(optimizer, [ChainedScheduler({WARMED_UP})], [])", {"after_step": "schedule.step()"}),
     ],
-    ids=["before each pass", "before each step", "of as many steps as the run", "of as many passes", "out of a list"],
+    ids=[
+        "before each pass",
+        "before each step",
+        "of as many steps as the run",
+        "of as many passes",
+        "out of a list",
+        "one after the other",
+        "of passes",
+        "both at once",
+        "one in the other",
+    ],
 )
 def test_a_schedule_is_followed_wherever_it_is_called(folder: Path, made: str, called: dict[str, str]) -> None:
     text = CALLED.format_map(NOWHERE | called | {"made": made})
@@ -520,7 +536,7 @@ def test_tf32_is_the_scripts(folder: Path, before: str, allowed: bool | None) ->
 
 STEPS_OF_ITS_OWN = """
 import math
-total, warm, cosine, step, known = 50, 8, False, 0, []
+total, warm, cosine, step, known, decay = 50, 8, False, 0, [], 1.0
 class Clock:
     now = 0
     def tick(self): self.now += 9
@@ -569,6 +585,14 @@ SET_RATE = "optimizer.param_groups[0]['lr'] ="
         {"by_pass": "stairs(optimizer, epoch + 1)"},
         {"after_pass": "stairs(optimizer, epoch + 1)"},
         {"by_pass": "lr = [0.1, 0.1, 0.05, 0.02, 0.01][epoch]; print(lr)\n    for group in optimizer.param_groups: group['lr'] = lr"},
+        {"by_pass": "if epoch: optimizer.param_groups[0]['lr'] *= 0.5"},
+        {"after_pass": "if epoch in (1, 3):\n        for group in optimizer.param_groups: group['lr'] *= 0.1"},
+        {"by_batch": "for group in optimizer.param_groups: group['lr'] *= 0.97"},
+        {"after_batch": f"decay *= 0.95; {SET_RATE} 0.1 * decay"},
+        {"by_batch": f"decay *= 0.95; {SET_RATE} 0.1 * decay"},
+        {"by_pass": "rate = 0.1 if epoch < 1 else 0.9 * rate\n    optimizer.param_groups[0]['lr'] = rate"},
+        {"after_pass": f"{SET_RATE} max(0.02, 0.5 * optimizer.param_groups[0]['lr'])"},
+        {"by_batch": f"if step > 20: {SET_RATE} 0.98 * optimizer.param_groups[0]['lr']", "after_batch": "step += 1"},
     ],
 )  # fmt: skip
 def test_a_rate_that_the_script_sets_itself_is_the_one_of_each_step(folder: Path, when: dict[str, str]) -> None:
@@ -584,8 +608,10 @@ def test_a_rate_that_the_script_sets_itself_is_the_one_of_each_step(folder: Path
         {"by_pass": "if epoch > 2: optimizer.param_groups[0]['lr'] = 0.01"},
         {"by_pass": f"{SET_RATE} lr_of(step)", "after_pass": "step = 2 * step + 1"},
         {"by_batch": f"{SET_RATE} lr_of(step)", "after_batch": "step = step + 1 if epoch < 1 else 0"},
-        {"by_pass": "rate = 0.1 if epoch < 1 else 0.9 * rate\n    optimizer.param_groups[0]['lr'] = rate"},
-        {"after_pass": f"{SET_RATE} max(0.02, 0.5 * optimizer.param_groups[0]['lr'])"},
+        {"by_pass": f"decay *= 0.9; {SET_RATE} 0.1 * decay", "after_pass": "decay -= 0.01"},
+        {"by_batch": f"decay *= 0.99; {SET_RATE} 0.1 * decay", "after_pass": "decay = 1.0"},
+        {"after_pass": "flags.lr *= 0.9; optimizer.param_groups[0]['lr'] = flags.lr"},
+        {"by_batch": "if number % 2: optimizer.param_groups[0]['lr'] *= 0.9"},
         {"by_pass": f"known.append(1); {SET_RATE} 0.1 / len(known)"},
         {"by_pass": f"{SET_RATE} lr_of(clock.now)", "after_pass": "clock.tick()"},
         {"by_pass": "optimizer.param_groups[0].update(lr=0.1 / (1 + epoch))"},
