@@ -41,15 +41,26 @@ _WITHOUT_EFFECT = ("builtins", "math", "numpy")
 """Modules whose functions may be called again, but for those of the first that read or write."""
 _WITH_EFFECT = ("next", "open", "input", "exec", "eval", "setattr", "delattr")
 _VALUES = (list, tuple, dict, str, int, float)
-_OF_VALUES = ("get", "index", "count", "item", "keys", "values", "items")
+_DISPLAYS = (
+    ast.Dict,
+    ast.List,
+    ast.Tuple,
+    ast.Set,
+    ast.DictComp,
+    ast.ListComp,
+    ast.SetComp,
+    ast.Constant,
+    ast.JoinedStr,
+)
+_OF_VALUES = ("get", "index", "count", "item", "keys", "values", "items", "format", "join")
 """Methods of lists, dictionaries and numbers that change nothing."""
 
 
-def is_set_around(place: Place, optimizer: Optimizer) -> bool:
-    """True if a loop around a place sets a rate, itself or in a function that it calls, or steps a library's object that holds the optimizer and is
+def is_set_around(place: Place, seen: Seen) -> bool:
+    """True if a loop of the run around a place sets a rate, itself or in a function that it calls, or steps a library's object that holds the optimizer and is
     no schedule of torch's."""
-    loops = place.loops if place.is_the_scripts else []
-    return bool(loops) and _sets_rate(loops[-1], place, optimizer, set())
+    loops = seen.loops_of(place) if place.is_the_scripts else []
+    return bool(loops) and _sets_rate(loops[-1], place, seen.steps[0].optimizer, set())
 
 
 def _sets_rate(node: ast.AST, place: Place, optimizer: Optimizer, known: set[Any]) -> bool:
@@ -274,6 +285,8 @@ def _parts(seen: Seen) -> list[_Part]:
     for place in seen.backward.places:
         for level in reversed(levels_of(parsed(place.file), place.position)):
             parts.append(_Part(level, place, ring))
+            if isinstance(level.owner, Loop) and seen.begins_anew(level.owner, place):
+                return [one for one in parts if one.ring < ring]
             ring += isinstance(level.owner, Loop) and not _is_within_a_round(level.owner, place, ring, seen)
     return [one for one in parts if one.ring < ring]
 
@@ -416,14 +429,34 @@ def _is_repeatable(node: ast.AST, place: Place, parts: Sequence[_Part], known: s
             return False
         if isinstance(one, ast.Attribute) and (isinstance(one.ctx, ast.Store) or one.attr in kept):
             return False
-        if isinstance(one, ast.Call) and not _call_is_repeatable(one, place, parts, known):
+        if isinstance(one, ast.Call) and not _call_is_repeatable(one, node, place, parts, known):
             return False
     return True
 
 
-def _call_is_repeatable(call: ast.Call, place: Place, parts: Sequence[_Part], known: set[Any]) -> bool:
+def _is_written_out(node: ast.expr, within: ast.AST) -> bool:
+    """True of a dictionary, a list or a text that is written out, or a name that is given nothing else."""
+    if not isinstance(node, ast.Name):
+        return _is_display(node)
+    inside = list(ast.walk(within))
+    stores = [
+        one for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one.id == node.id
+    ]
+    given = [one for one in inside if isinstance(one, ast.Assign) and any(target in stores for target in one.targets)]
+    return len(given) == len(stores) > 0 and all(_is_display(one.value) for one in given)
+
+
+def _is_display(node: ast.expr) -> bool:
+    return (
+        all(map(_is_display, (node.body, node.orelse))) if isinstance(node, ast.IfExp) else isinstance(node, _DISPLAYS)
+    )
+
+
+def _call_is_repeatable(call: ast.Call, within: ast.AST, place: Place, parts: Sequence[_Part], known: set[Any]) -> bool:
     name = ast.unparse(call.func).rpartition(".")[2]
-    if isinstance(call.func, ast.Attribute) and isinstance(value_of(call.func.value, place), _VALUES):
+    if isinstance(call.func, ast.Attribute) and (
+        isinstance(value_of(call.func.value, place), _VALUES) or _is_written_out(call.func.value, within)
+    ):
         return name in _OF_VALUES
     called = value_of(call.func, place) or getattr(builtins, name, None)
     if (getattr(called, "__module__", None) or type(called).__module__).split(".")[0] in _WITHOUT_EFFECT:

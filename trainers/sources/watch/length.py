@@ -26,7 +26,7 @@ def run_samples(source: Source, seen: Seen, micro_batch_size: int) -> tuple[int,
 
     micro_batch_size: samples of a call of backward.
     """
-    loops = [(loop, place) for place in seen.backward.places for loop in place.loops]
+    loops = [(loop, place) for place in seen.backward.places for loop in seen.loops_of(place)]
     size = num_samples_in_source(source)
     per_pass = math.ceil(size / micro_batch_size) if size is not None and size > micro_batch_size else None
     over_batches = next((loop for loop, _ in loops if isinstance(loop, ast.For) and is_over_batches(loop)), None)

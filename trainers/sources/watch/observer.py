@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -220,6 +221,8 @@ class Seen:
     """Others of the class of the one that steps, which step with it, each for weights of its own."""
     made_with: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """The learning rates that the groups of an optimizer had when it was made, by its id."""
+    made_at: dict[int, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    """The files and lines that were being run when an optimizer or a parameter was made, by its id."""
     schedulers: list[LRScheduler] = field(default_factory=list)
     loaders: list[DataLoader[Any]] = field(default_factory=list)
     """In the order in which they were made."""
@@ -263,6 +266,20 @@ class Seen:
         assert self.first_backward is not None
         return self.first_backward
 
+    def loops_of(self, place: Place) -> list[Loop]:
+        """Return those around a place, in its function, that a run has, the innermost first."""
+        return [loop for loop in place.loops if not self.begins_anew(loop, place)]
+
+    def begins_anew(self, loop: Loop, place: Place) -> bool:
+        """True if each round of a loop makes a model and its optimizer, for a seed, or a fold of the data: it is a run of its own."""
+        optimizer = self.steps[0].optimizer
+
+        def makes(one: object) -> bool:
+            lines = (line for file, line in self.made_at.get(id(one), ()) if file == place.file)
+            return any(loop.body[0].lineno <= line <= (loop.end_lineno or loop.lineno) for line in lines)
+
+        return makes(optimizer) and any(makes(p) for group in optimizer.param_groups for p in group["params"])
+
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
         """All that take a step."""
@@ -285,6 +302,7 @@ def observed(folder: Path) -> Iterator[Seen]:
     with contextlib.ExitStack() as stack:
         for owner, name, around in observer.wrapped():
             stack.enter_context(_replaced(owner, name, around))
+        stack.callback(register_module_parameter_registration_hook(observer.parameter_made).remove)
         stack.callback(register_optimizer_step_pre_hook(observer.before_step).remove)
         stack.callback(register_optimizer_step_post_hook(observer.after_step).remove)
         replaced = stack.enter_context(contextlib.ExitStack())
@@ -345,6 +363,10 @@ class _Observer:
     def _optimizer_made(self, optimizer: Optimizer, *_: object, **__: object) -> None:
         self.optimizers.append(optimizer)
         self.seen.made_with[id(optimizer)] = _rates(optimizer)
+        self.seen.made_at[id(optimizer)] = _lines()
+
+    def parameter_made(self, _module: nn.Module, _name: str, parameter: nn.Parameter) -> None:
+        self.seen.made_at[id(parameter)] = _lines()
 
     def _group_added(self, optimizer: Optimizer, *_: object, **__: object) -> None:
         if id(optimizer) in self.seen.made_with:  # and not while it is made
@@ -724,6 +746,15 @@ def _places(folder: Path) -> Iterator[Place]:
             is_the_scripts = Path(file).parent == folder or not is_librarys(Path(file))
             yield Place(file, _position(frame), frame.f_code.co_name, *names, is_the_scripts)
         frame = frame.f_back
+
+
+def _lines() -> frozenset[tuple[str, int]]:
+    """Return the files and lines that are being run."""
+    lines, frame = set[tuple[str, int]](), sys._getframe(1)
+    while frame is not None:
+        lines.add((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return frozenset(lines)
 
 
 def _position(frame: FrameType) -> tuple[int, int]:

@@ -55,7 +55,7 @@ def may_change(seen: Seen) -> bool:
 
 
 def _is_set_by_hand(seen: Seen) -> bool:
-    return any(is_set_around(place, seen.steps[0].optimizer) for place in seen.backward.places)
+    return any(is_set_around(place, seen) for place in seen.backward.places)
 
 
 def _is_constant(seen: Seen) -> bool:

@@ -24,7 +24,7 @@ from batchscout.trainers.sources.watch.batches import (
     num_samples_in_pass,
     num_samples_in_source,
 )
-from batchscout.trainers.sources.watch.length import run_samples
+from batchscout.trainers.sources.watch.length import rounds_of, run_samples
 from batchscout.trainers.sources.watch.loop import Loop, names_around
 from batchscout.trainers.sources.watch.observer import Seen
 from batchscout.trainers.sources.watch.rates import may_change, rates_of_run
@@ -154,12 +154,23 @@ def _clips(loop: Loop) -> str:
     )
 
 
+def _rounds_of_runs(seen: Seen) -> int | None:
+    """Return how many runs the script makes; None where that is not to be seen."""
+    loops = ((loop, place) for place in seen.backward.places for loop in place.loops)
+    rounds = [rounds_of(loop, place, None) for loop, place in loops if seen.begins_anew(loop, place)]
+    return math.prod(one for one in rounds if one is not None) if None not in rounds else None
+
+
 def _told(loop: Loop) -> Iterator[str]:
     source = loop.batches.source
     if loop.seen.goes_on:
         yield (
             "it went on from a checkpoint: the study is of the rest of its run, from the weights and the learning rate of the checkpoint, and without "
             "the optimizer's state; to study a whole run, move the checkpoint away, or leave out the argument that names it, and init again"
+        )
+    if (rounds := _rounds_of_runs(loop.seen)) != 1:
+        yield (
+            f"it makes its model and its optimizer anew in each of {rounds or 'several'} rounds of a loop: the study is of one of these runs, as long as one"
         )
     if isinstance(source, FromLoader) and loop.validation is None:
         others = {loop.name_of(one) for one in loop.seen.loaders if one.dataset is not source.loader.dataset}

@@ -556,6 +556,11 @@ def stairs(optimizer, epoch):
     lr = flags.lr * 0.1 ** (epoch // 3)
     if epoch > 3: lr *= 0.5
     for group in optimizer.param_groups: group["lr"] = lr
+def table(optimizer, epoch):
+    rates = {{0: 0.1, 2: 0.05}} if cosine else {{2: 0.05, 3: 0.01}}
+    if epoch in rates.keys():
+        for group in optimizer.param_groups: group["lr"] = rates[epoch]
+        print("the rate is {{}} now".format(rates.get(epoch)))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for epoch in range(5):
     {by_pass}
@@ -585,6 +590,8 @@ SET_RATE = "optimizer.param_groups[0]['lr'] ="
         {"by_pass": "stairs(optimizer, epoch + 1)"},
         {"after_pass": "stairs(optimizer, epoch + 1)"},
         {"by_pass": "lr = [0.1, 0.1, 0.05, 0.02, 0.01][epoch]; print(lr)\n    for group in optimizer.param_groups: group['lr'] = lr"},
+        {"by_pass": "table(optimizer, epoch)"},
+        {"after_pass": "table(optimizer, epoch + 1)"},
         {"by_pass": "if epoch: optimizer.param_groups[0]['lr'] *= 0.5"},
         {"after_pass": "if epoch in (1, 3):\n        for group in optimizer.param_groups: group['lr'] *= 0.1"},
         {"by_batch": "for group in optimizer.param_groups: group['lr'] *= 0.97"},
@@ -1478,6 +1485,39 @@ LENGTHS = {
     "step = 0\nwhile True:\n    for x, y in train_loader:\n        STEP\n        step += 1\n        if step >= 25: break\n    if step >= 25: break": 150,
     "import time\nfor epoch in range(5):\n    for x, y in train_loader:\n        STEP\n        if time.time() - 5 > 1e12: break": 300,
 }
+
+
+SEVERAL_RUNS = """
+def train(net, optimizer):
+    for epoch in range(5):
+        for x, y in train_loader:
+            optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+        for group in optimizer.param_groups: group["lr"] *= 0.5
+{loop}:
+    {model}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    train(net, optimizer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "rounds"),
+    [("for seed in range(3)", "3"), ("for train, test in iter([(train, 0), (train, 1)])", "several"), ("for once in range(1)", None)],
+)  # fmt: skip
+def test_a_loop_that_makes_the_model_anew_is_one_over_runs(folder: Path, loop: str, rounds: str | None) -> None:
+    """Over seeds, or folds of the data."""
+    text = SEVERAL_RUNS.format(loop=loop, model="net = nn.Linear(8, 3)")
+    said = settings_of(seen := watched(folder, text), None)
+    assert said.run_samples == 300
+    assert [f"anew in each of {rounds} rounds of a loop" in one for one in said.told] == [True] * (rounds is not None)
+    assert follows(seen, text.replace(loop, "for train in [train]"))
+
+
+def test_a_loop_that_makes_the_optimizer_alone_anew_is_one_of_the_run(folder: Path) -> None:
+    text = SEVERAL_RUNS.format(loop="for stage in range(3)", model="pass")
+    said = settings_of(watched(folder, text), None)
+    assert said.run_samples == 900
+    assert not any("anew" in one for one in said.told)
 
 
 def test_that_the_length_of_a_run_was_not_found_is_told(folder: Path) -> None:
