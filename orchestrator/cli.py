@@ -154,7 +154,9 @@ def _add_verbs_of_a_study_file(verbs: Any) -> None:
             "--dir",
             type=_place,
             metavar="RUN_DIR",
-            help="the run directory, a folder or s3://bucket/name; default runs/<name>",
+            help="where it writes, a folder; default runs/<name>-trial"
+            if verb is trial
+            else "the run directory, a folder or s3://bucket/name; default runs/<name>",
         )
         if verb is run:
             _add_options_of_run(command)
@@ -162,7 +164,7 @@ def _add_verbs_of_a_study_file(verbs: Any) -> None:
             command.add_argument(
                 "--no-memory",
                 action="store_true",
-                help="only read the study file: no prediction, and no look at model and data",
+                help="only read the study file, with no prediction and no first pass; what its `from` names is run all the same",
             )
 
 
@@ -234,7 +236,12 @@ def _add_options_of_kuberay(command: argparse.ArgumentParser) -> None:
     command.add_argument("--claim", required=True, metavar="NAME", help="the PersistentVolumeClaim for run directories")
     command.add_argument("--nodes", type=_count, default=1, metavar="N", help="pods that run lanes, beside the head's")
     command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each")
-    command.add_argument("--cpus-per-node", type=_count, metavar="N", help="CPUs of each; default 4, or 4 for each GPU")
+    command.add_argument(
+        "--cpus-per-node",
+        type=_count,
+        metavar="N",
+        help="CPUs of each; default placement.cpus_per_rank, or 4, for each GPU",
+    )
     command.add_argument("--memory-per-node", default="16Gi", metavar="SIZE", help="memory of each")
     command.add_argument(
         "--head-memory", default="16Gi", metavar="SIZE", help="memory of the head's, where the model is built once, too"
@@ -247,7 +254,12 @@ def _add_options_of_slurm(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes of the job")
     command.add_argument("--gpus-per-node", type=_count, metavar="N", help="GPUs of each node")
-    command.add_argument("--cpus-per-node", type=_count, metavar="N", help="CPUs of each node; default 4 for each GPU")
+    command.add_argument(
+        "--cpus-per-node",
+        type=_count,
+        metavar="N",
+        help="CPUs of each node; default placement.cpus_per_rank, or 4, for each GPU",
+    )
     command.add_argument(
         "--time", metavar="TIME", help="in SLURM's format, such as 8:00:00; after it the study goes on in another job"
     )

@@ -181,7 +181,7 @@ class Throughput(Strict):
     """Every form of every batch is timed at least this many times, in turns, so that a drift of the machine affects all of
     them."""
     max_rounds: PositiveInt = 8
-    """While a rate is not known within 5 %, or not which form of a batch is faster, all are timed again, up to this many
+    """While a batch's samples/s are not known within 5 %, or not which form of a batch is faster, all are timed again, up to this many
     times in all. What is still open then is called undetermined. If `rounds` is larger, it holds. Up to `rounds`
     disturbed rounds are timed again in addition."""
     max_samples: PositiveInt | None = None

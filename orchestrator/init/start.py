@@ -127,7 +127,7 @@ def _refuse_to_overwrite(path: Path) -> None:
         is_there = path.exists()
     if is_there:
         raise ValueError(
-            f"{quoted(path)} is there already, and init does not overwrite it; name another file with --to, or remove it"
+            f"{quoted(path)} is there already, and init does not overwrite it; name another, as batchscout init --to other.yaml ..., or remove it"
         )
 
 

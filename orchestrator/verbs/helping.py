@@ -19,8 +19,8 @@ SCHEMAS = ("study", "status", "recommendation")
 
 
 def init(arguments: argparse.Namespace) -> int:
-    """Write a commented study file. A script is run until its second optimizer step and watched; in a folder, its script is, or its files
-    are read. For an import path nothing is run."""
+    """Write a commented study file. A script is run until its second optimizer step, and watched; of a folder it is the script that makes the
+    optimizer, and without one the files are only read. Of an import path nothing is run."""
     from batchscout.orchestrator.init.command import command_in
     from batchscout.orchestrator.init.start import found_text, start, watch
 
@@ -30,8 +30,8 @@ def init(arguments: argparse.Namespace) -> int:
     words = [*(["-m"] if arguments.is_module else []), arguments.what, *arguments.args]
     if (command := command_in(words)) is not None:
         done = watch(command, arguments.to, say)
-    elif arguments.args[:1] == ["--to"] and len(arguments.args) == 2:  # as it may be typed, too
-        done = start(arguments.what, arguments.args[1], say)
+    elif (to := _named_behind(arguments.args)) is not None:
+        done = start(arguments.what, to, say)
     elif arguments.args:
         raise ValueError(
             f"{' '.join(words)} names no script; give a file of Python, or -m and a module, before its arguments"
@@ -48,6 +48,16 @@ def init(arguments: argparse.Namespace) -> int:
     said.append(f"{'then' if done.to_do else 'next'}:  {go}batchscout plan {quoted(done.path.name)}")
     print_lines(said)
     return 0
+
+
+def _named_behind(words: list[str]) -> str | None:
+    """Return the file of a `--to` that was typed behind a folder."""
+    match words:
+        case ["--to", to]:
+            return to
+        case [to] if to.startswith("--to="):
+            return to.removeprefix("--to=")
+    return None
 
 
 def doctor(arguments: argparse.Namespace) -> int:

@@ -267,7 +267,7 @@ def test_a_folder_with_nothing_gives_an_example_to_fill_in(tmp_path: Path, typed
 def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path, typed: Typed) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("mine")
-    said = f"batchscout: {path} is there already, and init does not overwrite it; name another file with --to, or remove it\n"
+    said = f"batchscout: {path} is there already, and init does not overwrite it; name another, as batchscout init --to other.yaml ..., or remove it\n"
     assert typed("init", str(tmp_path)) == (2, "", said)
     assert path.read_text() == "mine"
     assert typed("init", str(tmp_path), "--to", str(tmp_path / "other.yaml"))[0] == 0
