@@ -45,7 +45,7 @@ PROBED_SHARES = {"frontier": 0.04, "throughput": 0.04, "equivalence": 0.02}
 equivalence stage of their samples."""
 
 DEFAULT_FIRST_RUNG_SHARE = 1 / 4
-"""The share of a run at which the first rung lies, where the study file does not say it: past every warm-up."""
+"""The share of a run at which the first rung lies, where neither the study file says it nor the rate still rises then."""
 
 
 class NoPruner(Strict):
@@ -54,7 +54,7 @@ class NoPruner(Strict):
     type: Literal["none"] = "none"
     """`none`: no trial is stopped at a rung."""
 
-    def rungs(self, baseline_budget: int, sample_budget: int) -> tuple[int, ...]:
+    def rungs(self, baseline_budget: int, sample_budget: int, rises_until: float = 0.0) -> tuple[int, ...]:
         """Return the sample numbers at which a trial of this budget is compared."""
         return ()
 
@@ -66,7 +66,7 @@ class AshaPruner(Strict):
     """`asha`: trials are compared at rungs, each at the same share of its own budget."""
     min_samples: PositiveInt | None = None
     """The first rung, in training samples of the baseline; of a run that may train on twice as many, it lies at twice as
-    many. null: a quarter of the budget, which is past every warm-up."""
+    many. null: a quarter of the budget; where the learning rate still rises then, the end of its rise."""
     reduction_factor: Annotated[int, Field(ge=2)] = 2
     """One trial in this many trains on from a rung, and each rung is this many times the one before it."""
     synchronous: bool = True
@@ -74,13 +74,14 @@ class AshaPruner(Strict):
     result does not depend on which trial was faster. false: a trial trains on at once if it is among the best so
     far. With more than about ten trials, the best is then trained much earlier."""
 
-    def rungs(self, baseline_budget: int, sample_budget: int) -> tuple[int, ...]:
+    def rungs(self, baseline_budget: int, sample_budget: int, rises_until: float = 0.0) -> tuple[int, ...]:
         """Return the first rung x reduction_factor^i for i = 0, 1, ..., as long as that is below the budget.
 
-        baseline_budget: what the study file says. sample_budget: of the trial, whose rungs lie at the same shares.
+        baseline_budget: what the study file says. sample_budget: of the trial, whose rungs lie at the same shares. rises_until: the share of a
+        run until which its learning rate rises; runs that have not come to their rate do not tell which of them is better.
         """
         found: list[int] = []
-        rung = self.min_samples or max(1, round(DEFAULT_FIRST_RUNG_SHARE * baseline_budget))
+        rung = self.min_samples or max(1, round(max(DEFAULT_FIRST_RUNG_SHARE, rises_until) * baseline_budget))
         while rung < baseline_budget:
             found.append(max(1, rung * sample_budget // baseline_budget))
             rung *= self.reduction_factor

@@ -147,6 +147,14 @@ def warmup_samples(config: StudyConfig, effective_batch_size: int, sample_budget
     return round(min(wanted, MOST_WARMUP * sample_budget))
 
 
+def rises_until(config: StudyConfig) -> float:
+    """Return the share of a run until which its learning rate rises: that of a warm-up of so many samples, or of the highest factor of a table.
+    A warm-up that is not given in samples is shorter than every first rung."""
+    warmup, factors = config.optimizer.warmup, config.schedule.factors
+    warm = warmup / config.sample_budget if isinstance(warmup, int) else 0.0
+    return max(warm, factors.index(max(factors)) / (len(factors) - 1)) if factors else warm
+
+
 def evenly_spaced(total: int, count: int) -> tuple[int, ...]:
     """Return `count` sample numbers at even distances, the last of them `total`; fewer if `total` is less than
     `count`."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import LearningRate, Train
-from batchscout.orchestrator.config.trial import scaled_learning_rate
+from batchscout.orchestrator.config.trial import rises_until, scaled_learning_rate
 from batchscout.orchestrator.stages.candidates import Candidate, seeded_where_it_fits
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
@@ -63,7 +63,9 @@ def _runs_at(context: StageContext[LearningRate], rate: float, name: str) -> lis
         candidate = Candidate("", chosen_split(context), chosen_mode(context.study), context.config.sample_budget)
     else:
         candidate = Candidate("", winner.config.split, mode_of(winner.config), winner.config.sample_budget)
-    rungs = context.stage.pruner.rungs(context.config.sample_budget, candidate.sample_budget)
+    rungs = context.stage.pruner.rungs(
+        context.config.sample_budget, candidate.sample_budget, rises_until(context.config)
+    )
     return seeded_where_it_fits(context, name, candidate, learning_rate=rate, rungs=rungs)
 
 

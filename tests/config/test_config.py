@@ -23,6 +23,7 @@ from batchscout.orchestrator.config.trial import (
     evenly_spaced,
     optimizer_at,
     precisions,
+    rises_until,
     scaled_learning_rate,
     warmup_samples,
 )
@@ -711,6 +712,22 @@ def test_the_first_rung_of_every_run_lies_past_its_warm_up(budget: int) -> None:
             first, *others = pruner.rungs(budget, own)
             assert warmup_samples(config, batch, own) < first < own
             assert all(first < other < own for other in others)
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({}, 0.25),
+        ({"optimizer": {"warmup": 256}}, 0.5),
+        ({"optimizer": {"warmup": 0}, "schedule": {"type": "table", "factors": [0.1, 0.4, 0.7, 1.0, 0.6, 0.3]}}, 0.6),
+        ({"optimizer": {"warmup": 0}, "schedule": {"type": "table", "factors": [1.0, 0.5, 1.0, 0.5]}}, 0.25),
+    ],
+    ids=["of the study's own warm-up", "of one in samples", "of a cycle", "without"],
+)
+def test_no_run_is_compared_before_its_rate_has_risen(changes: dict[str, Any], share: float) -> None:
+    config = study_of(sample_budget=512, **changes)
+    assert AshaPruner().rungs(512, 1024, rises_until(config))[0] == round(share * 1024)
+    assert AshaPruner(min_samples=64).rungs(512, 512, rises_until(config))[0] == 64, "as the study file says"
 
 
 @for_every(

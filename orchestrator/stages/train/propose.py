@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from batchscout.orchestrator.config.stages import Train
-from batchscout.orchestrator.config.trial import scaled_learning_rate, warmup_samples
+from batchscout.orchestrator.config.trial import rises_until, scaled_learning_rate, warmup_samples
 from batchscout.orchestrator.stages.candidates import Candidate, seeded_where_it_fits
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.next_run import APART, next_run
@@ -129,7 +129,9 @@ def _same(a: Setting, b: Setting) -> bool:
 def _runs_of(context: StageContext[Train], lineup: Lineup, setting: Setting) -> list[Proposal]:
     batch = setting.effective_batch_size
     candidate = next(one for one in lineup.candidates if one.split.effective_batch_size == batch)
-    rungs = context.stage.pruner.rungs(context.config.sample_budget, candidate.sample_budget)
+    rungs = context.stage.pruner.rungs(
+        context.config.sample_budget, candidate.sample_budget, rises_until(context.config)
+    )
     name = f"train-{candidate.split}"
     if not _same(setting, _at_rule(context, candidate)):
         name += f"-lr{setting.learning_rate:.3g}"
