@@ -329,6 +329,8 @@ class StudyConfig(Strict):
         if not isinstance(tree, dict) or tree.get("real_run") is None:
             return tree
         stages = tree.get("stages", cls.model_fields["stages"].default)
+        if not isinstance(stages, list | tuple):  # as is told when it is checked
+            return tree
         named = [stage.get("type") if isinstance(stage, dict) else getattr(stage, "type", None) for stage in stages]
         return tree if "horizons" in named else tree | {"stages": [*stages, {"type": "horizons"}]}
 

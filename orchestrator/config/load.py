@@ -106,7 +106,7 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
     if not isinstance(tree, dict):
         raise ValueError(f"{quoted(path)} holds no keys; a study file needs at least model and data")
     tree.setdefault("name", path.stem)
-    _spell_out(tree)
+    spell_out(tree)
     if any(override.startswith("stages.") for override in overrides):
         tree.setdefault("stages", [{"type": stage.type} for stage in StudyConfig.model_fields["stages"].default])
     for override in overrides:
@@ -123,7 +123,7 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
 def study_of(tree: dict[str, Any], source: str, say: Callable[[str], object]) -> StudyConfig:
     """Return the study that these keys describe, with what an object under `from` says. source: where the keys come from, in
     words. Raises ValueError that says all: what a library raised would be printed above it, in a notebook."""
-    _spell_out(tree)
+    spell_out(tree)
     try:
         return parse_study(with_source(tree, say), source)
     except ValidationError as error:
@@ -131,7 +131,7 @@ def study_of(tree: dict[str, Any], source: str, say: Callable[[str], object]) ->
         raise ValueError(f"{source} does not describe a study:\n{faults}") from None
 
 
-def _spell_out(tree: dict[str, Any]) -> None:
+def spell_out(tree: dict[str, Any]) -> None:
     """Turn what stands as a word where a `type` is all that is said into that: `stages: [frontier, train]`, `schedule: cosine`."""
     stages = tree.get("stages")
     if isinstance(stages, list | tuple):

@@ -39,7 +39,7 @@ def with_defaults_of_regime(tree: Mapping[str, object], default_stages: tuple[St
     optimizer = tree.get("optimizer") or {}
     model = tree.get("model")
     has_adapters = isinstance(model, Mapping) and model.get("peft") is not None
-    stages = tree.get("stages") or [{"type": stage.type} for stage in default_stages]
+    stages = tree.get("stages", [{"type": stage.type} for stage in default_stages])
     return {**tree, "optimizer": _optimizer(optimizer, usual_rate(has_adapters)), "stages": _stages(stages)}
 
 

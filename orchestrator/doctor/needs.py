@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from batchscout.orchestrator.config.load import read_yaml
+from batchscout.orchestrator.config.load import read_yaml, spell_out
 from batchscout.orchestrator.doctor.facts import Needs
 from batchscout.trainers.data.corpus import FILE_FORMATS
 from batchscout.trainers.files import quoted
@@ -18,6 +18,7 @@ def tree_of(study: Path) -> dict[str, Any]:
     tree = read_yaml(study)
     if not isinstance(tree, dict):
         raise ValueError(f"{quoted(study)} holds no keys; batchscout init writes a study file")
+    spell_out(tree)
     return tree
 
 

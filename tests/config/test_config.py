@@ -386,6 +386,8 @@ def test_what_init_left_to_be_filled_in_is_named_by_its_places(tmp_path: Path) -
     ("stages: [{type: fronteer}]", r"stages.0: it is of the type 'fronteer', and takes frontier, throughput, .*; did you mean frontier\?$"),
     ("stages: [{type: frontier, activation_checkpointing: []}]", r"at least one member; add one$"),
     ("stages: []", r"stages: .*at least one member; add one$"),
+    ("regime: finetune\nsample_budget: 512\nstages: []", r"stages: .*at least one member; add one$"),
+    ("real_run: {samples: 4096}\nstages: 3", r"stages: it is 3, and takes a list"),
     ("sample_budget: many", r"sample_budget: it is 'many', and takes a whole number; write it in digits$"),
     ("world_size: 0", r"world_size: it is 0, and takes more than 0; raise it$"),
     ("sample_budget: 100000000000000000000", r"sample_budget: it is 10{20}, and takes less than 9007199254740992; lower it$"),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from batchscout.orchestrator.doctor.facts import Cluster, Needs
-from batchscout.orchestrator.doctor.needs import needs_of
+from batchscout.orchestrator.doctor.needs import needs_of, tree_of
 from batchscout.orchestrator.doctor.observe import (
     compiler_for,
     disk_at,
@@ -130,6 +130,11 @@ def test_a_hub_that_answers_anything_is_reached(monkeypatch: pytest.MonkeyPatch)
 )  # fmt: skip
 def test_what_a_study_file_asks_of_the_machine_is_read_from_it(tree: dict[str, object], needs: Needs) -> None:
     assert needs_of(tree) == needs
+
+
+def test_stages_may_be_named_by_a_word(tmp_path: Path) -> None:
+    (study := tmp_path / "study.yaml").write_text("stages: [train]\ncompile: false\n")
+    assert needs_of(tree_of(study)) == Needs(compiles=False)
 
 
 @pytest.mark.slow
