@@ -195,4 +195,11 @@ def load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 
 def load_trained(module: nn.Module, weights: dict[str, Any]) -> None:
     """Load the model's part of what `state_of` has returned; what is not in it, such as weights that are not trained, stays."""
-    module.load_state_dict(others_of(module.state_dict()) | frozen_of(module) | weights)
+    state = others_of(module.state_dict()) | frozen_of(module) | weights
+    try:
+        module.load_state_dict(state)
+    except RuntimeError:
+        # What a part adds to the state it takes out itself when it is loaded alone, which it is not within another module.
+        missing, unexpected = module.load_state_dict(state, strict=False)
+        if missing or any(isinstance(state[name], Tensor) for name in unexpected):
+            raise

@@ -101,7 +101,9 @@ class ToldHowItWasMade(Counting):
         self.blocks.append(Steps())
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return super().state_dict(*args, **kwargs) | {"_made_with": {"activation": torch.nn.functional.gelu}}
+        state = super().state_dict(*args, **kwargs)
+        state["_made_with"] = {"activation": torch.nn.functional.gelu}
+        return state
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         assert state_dict.pop("_made_with")["activation"] is torch.nn.functional.gelu
@@ -126,13 +128,27 @@ class Steps(torch.nn.Module):
         return values * (1 + 0.1 * self.calls)
 
 
-def told_how_it_was_made(*, vocab_size: int, seq_len: int) -> torch.nn.Module:
-    return ToldHowItWasMade(vocab_size)
+class Around(torch.nn.Module):
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
 
 
-def test_a_run_goes_on_with_what_is_no_tensor_in_the_state_of_its_model(tmp_path: Path) -> None:
+def told_how_it_was_made(*, vocab_size: int, seq_len: int, within: bool) -> torch.nn.Module:
+    model = ToldHowItWasMade(vocab_size)
+    return Around(model) if within else model
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_run_goes_on_with_what_is_no_tensor_in_the_state_of_its_model(tmp_path: Path, within: bool) -> None:
     trial = config(
-        model={"target": "tests.trainers.checkpoints.test_checkpoint:told_how_it_was_made"},
+        model={
+            "target": "tests.trainers.checkpoints.test_checkpoint:told_how_it_was_made",
+            "kwargs": {"within": within},
+        },
         loss={"type": "cross_entropy", "targets": "targets"},
         sample_budget=64,
         rungs=(32,),
@@ -145,7 +161,9 @@ def test_a_run_goes_on_with_what_is_no_tensor_in_the_state_of_its_model(tmp_path
             train(trial, report, tmp_path / name)
         ends.append(load_tensors(weights)["final"])
     torch.testing.assert_close(*ends, rtol=0, atol=0)
-    assert newest_state(tmp_path / "parts" / "checkpoints")["model"]["blocks.2._extra_state"] == {"calls": 16}
+    assert newest_state(tmp_path / "parts" / "checkpoints")["model"][f"{'inner.' * within}blocks.2._extra_state"] == {
+        "calls": 16
+    }
 
 
 @pytest.mark.parametrize("anew", [False, True])
