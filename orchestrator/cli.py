@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from batchscout.orchestrator.command_line import CommandLine
+from batchscout.orchestrator.output.schemas import SCHEMA_NAMES
 from batchscout.orchestrator.signals import (
     SECONDS_TO_SAVE,
     all_are_ctrl_c,
@@ -29,7 +30,7 @@ from batchscout.orchestrator.terminal import (
     spell_out_what_cannot_be_printed,
 )
 from batchscout.orchestrator.units import exit_text
-from batchscout.orchestrator.verbs.helping import SCHEMAS, doctor, init, schema
+from batchscout.orchestrator.verbs.helping import doctor, init, schema
 from batchscout.orchestrator.verbs.launching import kuberay, ray, slurm
 from batchscout.orchestrator.verbs.reading import compare, explain, export, report, status
 from batchscout.orchestrator.verbs.running import plan, run, trial
@@ -324,7 +325,7 @@ def _add_helpers(verbs: Any) -> None:
     command.add_argument("--json", action="store_true", help="for programs")
     command.set_defaults(verb=doctor)
     command = verbs.add_parser("schema", help=schema.__doc__, description=schema.__doc__)
-    command.add_argument("of", choices=SCHEMAS, help="what it describes")
+    command.add_argument("of", choices=SCHEMA_NAMES, help="what it describes")
     command.set_defaults(verb=schema)
 
 

@@ -15,8 +15,6 @@ from batchscout.trainers.files import own_file, quoted
 if TYPE_CHECKING:
     from batchscout.orchestrator.doctor.facts import Cluster
 
-SCHEMAS = ("study", "status", "recommendation")
-
 
 def init(arguments: argparse.Namespace) -> int:
     """Write a commented study file. A script is run until its second optimizer step, and watched; of a folder it is the script that makes the
