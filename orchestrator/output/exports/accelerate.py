@@ -5,8 +5,6 @@ from __future__ import annotations
 from batchscout.orchestrator.output.exports.counted import max_steps
 from batchscout.orchestrator.output.exports.notes import (
     checkpointing_note,
-    comments,
-    header_of,
     no_key_note,
     shards_note,
     text_of,
@@ -22,8 +20,9 @@ _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
 def written(r: Recommendation) -> str:
     """Return a loop, since Accelerate has no other place for it: its gradient is the study's, whatever samples hold."""
     return text_of(
+        r,
+        [*groups_note(r), *_notes(r)],
         [
-            *comments([*header_of(r), *groups_note(r), *_notes(r)]),
             "import itertools",
             "import math",
             "",
@@ -46,7 +45,7 @@ def written(r: Recommendation) -> str:
             "",
             *recipe_lines(r),
             *_loop(r),
-        ]
+        ],
     )
 
 

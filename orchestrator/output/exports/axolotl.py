@@ -10,8 +10,6 @@ from batchscout.orchestrator.output.exports.hf import OPTIMIZERS, schedule_keys
 from batchscout.orchestrator.output.exports.notes import (
     cannot_be_said,
     checkpointing_note,
-    comments,
-    header_of,
     passes_note,
     shards_note,
     table_note,
@@ -45,7 +43,7 @@ def written(r: Recommendation) -> str:
         "seed": r.seed,
     }
     text = yaml.safe_dump(keys, sort_keys=False).rstrip("\n")
-    return text_of([*comments([*header_of(r), *lost, *_notes(r)]), text])
+    return text_of(r, [*lost, *_notes(r)], [text])
 
 
 def _optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:

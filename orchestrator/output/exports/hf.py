@@ -12,8 +12,6 @@ from batchscout.orchestrator.output.exports.notes import (
     arguments_text,
     cannot_be_said,
     checkpointing_note,
-    comments,
-    header_of,
     passes_note,
     table_note,
     text_of,
@@ -30,17 +28,17 @@ def written(r: Recommendation) -> str:
     keys = arguments_of(r, "transformers")
     if r.activation_checkpointing == "none":
         del keys["gradient_checkpointing"]
-    notes = [*header_of(r), *lost, *launch_notes(r), *arguments_notes(r, "TrainingArguments", "transformers")]
     return text_of(
+        r,
+        [*lost, *arguments_notes(r, "TrainingArguments", "transformers")],
         [
-            *comments(notes),
             "from transformers import TrainingArguments",
             "",
             "args = TrainingArguments(",
             *argument_lines(keys),
             ")",
             *adapter_lines(r, "model = get_peft_model(model, ", ")", "LoraConfig, get_peft_model"),
-        ]
+        ],
     )
 
 
@@ -111,13 +109,10 @@ def argument_lines(keys: dict[str, JsonValue]) -> list[str]:
     return [f"    {key}={value!r}," for key, value in keys.items()]
 
 
-def launch_notes(r: Recommendation) -> list[str]:
-    return [f"start it with: torchrun --nproc_per_node={r.world_size} train.py"]
-
-
 def arguments_notes(r: Recommendation, target: str, library: Library) -> list[str]:
-    """Return what these arguments cannot say. target: what they are called."""
-    own, notes = own_arguments(r, library), list[str]()
+    """Return how to start a run, and what these arguments cannot say. target: what they are called."""
+    own = own_arguments(r, library)
+    notes = [f"start it with: torchrun --nproc_per_node={r.world_size} train.py"]
     if own:
         notes.append(f"these are your Trainer's {target} with other numbers: replace yours with them")
     if own and r.own_run and r.own_run.not_plain:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from batchscout.orchestrator.output.exports.counted import batches_of, max_steps
 from batchscout.orchestrator.output.exports.notes import (
-    comments,
-    header_of,
     no_key_note,
     passes_note,
     shards_note,
@@ -30,8 +28,9 @@ def written(r: Recommendation) -> str:
     length = _own_length(r) if its_own else {"max_steps": max_steps(r)}
     precision = {"bfloat16": "bf16-mixed", "float16": "16-mixed", "float32": "32-true"}[r.precision]
     return text_of(
+        r,
+        [*lost, *_lightning_notes(r, length), *(_own_notes(length) if its_own else [])],
         [
-            *comments([*header_of(r), *lost, *_lightning_notes(r, length), *(_own_notes(length) if its_own else [])]),
             "import math",
             "",
             "import lightning as L",
@@ -49,7 +48,7 @@ def written(r: Recommendation) -> str:
             ")",
             f"micro_batch_size = {r.micro_batch_size}  # DataLoader(..., batch_size=micro_batch_size)",
             *([] if its_own else _configure_optimizers(r)),
-        ]
+        ],
     )
 
 

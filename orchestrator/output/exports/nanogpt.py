@@ -7,8 +7,6 @@ from pydantic import JsonValue
 from batchscout.orchestrator.output.exports.counted import max_steps, warmup_steps
 from batchscout.orchestrator.output.exports.notes import (
     cannot_be_said,
-    comments,
-    header_of,
     shards_note,
     table_note,
     text_of,
@@ -37,8 +35,7 @@ def written(r: Recommendation) -> str:
         "dtype": r.precision,
         "compile": bool(r.compile),
     }
-    notes = [*header_of(r), *lost, *_nanogpt_notes(r)]
-    return text_of([*comments(notes), *[f"{key} = {value!r}" for key, value in keys.items()]])
+    return text_of(r, [*lost, *_nanogpt_notes(r)], [f"{key} = {value!r}" for key, value in keys.items()])
 
 
 def _nanogpt_notes(r: Recommendation) -> list[str]:

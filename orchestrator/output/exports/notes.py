@@ -15,10 +15,12 @@ from batchscout.trainers.sources.settings import GROUPS
 def header_of(r: Recommendation) -> list[str]:
     lines = r.answer.lines().items()
     said = [f"{label} {text}" for label, text in lines if not text.startswith("batchscout export ")]  # this is that
+    batch = r.effective_batch_size
+    counted = f"counted as the batch grows from {batch}" if r.ramp else f"ceil(samples / {batch})"
     return [
         "batchscout",
         *(" ".join(line.split()) for line in said),
-        f"effective batch {r.effective_batch_size} = micro-batch {r.micro_batch_size} x accumulation "
+        f"effective batch {batch} = micro-batch {r.micro_batch_size} x accumulation "
         f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
         *(
             [
@@ -28,7 +30,7 @@ def header_of(r: Recommendation) -> list[str]:
             if r.micro_batch_tokens
             else []
         ),
-        f"steps are {_counted(r)}: budget {r.sample_budget} -> {max_steps(r)}, warm-up {r.warmup_samples} -> "
+        f"steps are {counted}: budget {r.sample_budget} -> {max_steps(r)}, warm-up {r.warmup_samples} -> "
         f"{warmup_steps(r)}",
         *(["its float32 is TF32: call torch.set_float32_matmul_precision('high')"] if r.allow_tf32 else []),
         *(
@@ -99,27 +101,17 @@ def _knob_notes(r: Recommendation) -> list[str]:
     ]
 
 
-def _counted(r: Recommendation) -> str:
-    batch = r.effective_batch_size
-    return f"counted as the batch grows from {batch}" if r.ramp else f"ceil(samples / {batch})"
-
-
 def without_ramp(r: Recommendation, target: str) -> tuple[Recommendation, list[str]]:
     """Return the run whose batch stays, for a target that cannot let it grow, and what is lost by that."""
     if not r.ramp:
         return r, []
     lost = f"the batch is to grow, which cannot be expressed in {target}: here it stays at {r.effective_batch_size}"
-    return replace(r, ramp=None), [lost, *_phase_notes(r)]
-
-
-def _phase_notes(r: Recommendation) -> list[str]:
-    """Return where the batch grows to what."""
-    ramp, batches = r.ramp or (), batches_of(r)[1:]
-    return [
+    grows = [
         f"from {samples} samples, after step {steps_of(samples, r)}: accumulation "
         f"{phase.gradient_accumulation_steps}, effective batch {batch}, learning rate {phase.learning_rate:.6g}"
-        for phase, (samples, batch) in zip(ramp, batches, strict=True)
+        for phase, (samples, batch) in zip(r.ramp, batches_of(r)[1:], strict=True)
     ]
+    return replace(r, ramp=None), [lost, *grows]
 
 
 def passes_note(r: Recommendation, target: str) -> list[str]:
@@ -134,10 +126,6 @@ def passes_note(r: Recommendation, target: str) -> list[str]:
 def tokens_note(r: Recommendation, nearest: str) -> list[str]:
     """Return what a trainer has in place of micro-batches that are cut by tokens, where the recommendation asks for them."""
     return [f"micro-batches by tokens: {nearest}"] if r.micro_batch_tokens else []
-
-
-def comments(lines: list[str]) -> list[str]:
-    return [f"# {line}" for line in lines]
 
 
 def cannot_be_said(optimizer: OptimizerConfig, target: str) -> str:
@@ -178,5 +166,6 @@ def table_note(r: Recommendation, target: str) -> list[str]:
     ]
 
 
-def text_of(lines: list[str]) -> str:
-    return "\n".join(lines) + "\n"
+def text_of(r: Recommendation, notes: list[str], lines: list[str]) -> str:
+    """Return the lines below comments: the answer, and the notes."""
+    return "\n".join([*(f"# {note}" for note in [*header_of(r), *notes]), *lines]) + "\n"

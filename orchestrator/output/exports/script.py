@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from batchscout.orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
-from batchscout.orchestrator.output.exports.notes import comments, header_of, text_of, without_ramp
+from batchscout.orchestrator.output.exports.notes import text_of, without_ramp
 from batchscout.orchestrator.output.recommendation import Recommendation, Script
 from batchscout.trainers.sources.watch.flags import with_values
 
@@ -34,7 +34,7 @@ def written(r: Recommendation) -> str:
         is_rate = flag == script.flags.get("learning_rate")
         values[flag] = f"{factor * r.learning_rate:.4g}" if is_rate else str(max(1, round(factor * max_steps(r))))
     command = [*_python(r, script), *with_values(script.args, values)]
-    return text_of([*comments([*header_of(r), *lost, *_by_hand(r, script)]), shlex.join(command)])
+    return text_of(r, [*lost, *_by_hand(r, script)], [shlex.join(command)])
 
 
 def _python(r: Recommendation, script: Script) -> list[str]:

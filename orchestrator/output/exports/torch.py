@@ -5,8 +5,6 @@ from __future__ import annotations
 from batchscout.orchestrator.output.exports.counted import max_steps
 from batchscout.orchestrator.output.exports.notes import (
     checkpointing_note,
-    comments,
-    header_of,
     shards_note,
     text_of,
     tokens_note,
@@ -20,8 +18,9 @@ def written(r: Recommendation) -> str:
     """Return a loop of one process; its gradient is the study's, whatever samples hold."""
     r, lost = without_ramp(r, "this loop")
     return text_of(
+        r,
+        [*lost, *groups_note(r), *_notes(r)],
         [
-            *comments([*header_of(r), *lost, *groups_note(r), *_notes(r)]),
             "import itertools",
             "import math",
             "",
@@ -35,7 +34,7 @@ def written(r: Recommendation) -> str:
             "",
             *recipe_lines(r),
             *_loop(r),
-        ]
+        ],
     )
 
 

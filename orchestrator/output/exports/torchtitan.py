@@ -8,15 +8,7 @@ import math
 from pydantic import JsonValue
 
 from batchscout.orchestrator.output.exports.counted import max_steps, warmup_steps
-from batchscout.orchestrator.output.exports.notes import (
-    cannot_be_said,
-    comments,
-    header_of,
-    table_note,
-    text_of,
-    tokens_note,
-    without_ramp,
-)
+from batchscout.orchestrator.output.exports.notes import cannot_be_said, table_note, text_of, tokens_note, without_ramp
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import ActivationCheckpointing, Schedule
 
@@ -51,7 +43,7 @@ def written(r: Recommendation) -> str:
         "compile": {"enable": bool(r.compile)},
         "debug": {"seed": r.seed},
     }
-    return text_of([*comments([*header_of(r), *lost, *_torchtitan_notes(r)]), *_toml(sections)])
+    return text_of(r, [*lost, *_torchtitan_notes(r)], _toml(sections))
 
 
 def _torchtitan_decay(schedule: Schedule) -> dict[str, JsonValue]:

@@ -7,10 +7,9 @@ from batchscout.orchestrator.output.exports.hf import (
     argument_lines,
     arguments_notes,
     arguments_of,
-    launch_notes,
     own_arguments,
 )
-from batchscout.orchestrator.output.exports.notes import comments, header_of, text_of, without_ramp
+from batchscout.orchestrator.output.exports.notes import text_of, without_ramp
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
@@ -20,17 +19,10 @@ def written(r: Recommendation) -> str:
     # What a sample is, is the Trainer's own to say where one was studied.
     samples = {} if own_arguments(r, "trl") else {"max_length": None, "packing": False}
     keys = {"bf16": False} | arguments_of(r, "trl") | samples
-    notes = [
-        *header_of(r),
-        *lost,
-        *launch_notes(r),
-        *arguments_notes(r, "SFTConfig", "trl"),
-        *(_NOTES if samples else ()),
-    ]
+    notes = [*lost, *arguments_notes(r, "SFTConfig", "trl"), *(_NOTES if samples else ())]
     adapters = adapter_lines(r, "peft_config = ", "  # SFTTrainer(peft_config=peft_config)", "LoraConfig")
-    return text_of(
-        [*comments(notes), "from trl import SFTConfig", "", "args = SFTConfig(", *argument_lines(keys), ")", *adapters]
-    )
+    lines = ["from trl import SFTConfig", "", "args = SFTConfig(", *argument_lines(keys), ")", *adapters]
+    return text_of(r, notes, lines)
 
 
 _NOTES = (
