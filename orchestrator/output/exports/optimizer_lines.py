@@ -100,22 +100,16 @@ def _muon_lines(optimizer: OptimizerConfig, rate: float, of_adam: str, parameter
 def _own_lines(optimizer: OptimizerConfig, rate: float, parameters_of: str, model: str) -> list[str]:
     assert optimizer.target, "it was checked"
     further = "".join(f", {key}={value!r}" for key, value in optimizer.kwargs.items())
-    made = optimizer.target.partition(":")[2]
-    if not optimizer.param_groups:
-        made_of_all = f"    optimizer = {made}({parameters_of}.parameters(), lr={rate!r}{further})"
-        return [_import_of(optimizer.target), "", made_of_all, *_MODES]
+    trained, lines = f"{parameters_of}.parameters()", [""]
+    if optimizer.param_groups:
+        trained, lines = "groups", _own_groups(optimizer.param_groups, rate, model)
     return [
         _import_of(optimizer.target),
-        *_own_groups(optimizer.param_groups, rate, model),
-        f"    optimizer = {made}(groups, lr={rate!r}{further})",
-        *_MODES,
+        *lines,
+        f"    optimizer = {optimizer.target.partition(':')[2]}({trained}, lr={rate!r}{further})",
+        "    if hasattr(optimizer, 'train'):  # as schedule-free ones have it: call eval() before you validate or save, and train() after",
+        "        optimizer.train()",
     ]
-
-
-_MODES = (
-    "    if hasattr(optimizer, 'train'):  # as schedule-free ones have it: call eval() before you validate or save, and train() after",
-    "        optimizer.train()",
-)
 
 
 def _own_groups(path: str, rate: float, model: str) -> list[str]:
