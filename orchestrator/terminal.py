@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from batchscout.orchestrator.units import counted
+
 # Characters that turn the direction of the text around them: what follows would read backwards.
 _TURNING = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
 
@@ -90,10 +92,7 @@ def printed_to_a_file(name: str) -> Iterator[None]:
     finally:
         path = Path(file.name)
         if lines := path.read_bytes().count(b"\n"):
-            print(
-                f"what your code and its libraries printed ({lines:,} line{'' if lines == 1 else 's'}) is in {path}",
-                file=stderr,
-            )
+            print(f"what your code and its libraries printed ({counted(lines, 'line')}) is in {path}", file=stderr)
         else:
             path.unlink()
 

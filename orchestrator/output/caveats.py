@@ -70,15 +70,8 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
         warnings.append(
             f"your own effective batch {own} was not run; figures are against {baseline.config.effective_batch_size}, the nearest that was"
         )
-    warnings += filter(
-        None,
-        [
-            lane_deaths_text(study),
-            _hardly_trains(config, study),
-            not_carried(config, study, nearest),
-            _overfits(study, nearest),
-        ],
-    )
+    warnings += [lane_deaths_text(study), _hardly_trains(config, study)]
+    warnings += [not_carried(config, study, nearest), _overfits(study, nearest)]
     frontier, throughput = found(study, FrontierFindings), found(study, ThroughputFindings)
     is_busy = {"frontier": bool(frontier and frontier.disturbed), "throughput": bool(throughput and throughput.busy)}
     if busy := [stage for stage, is_so in is_busy.items() if is_so]:

@@ -29,7 +29,7 @@ from batchscout.orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, Tr
 from batchscout.orchestrator.units import bytes_text, counted, number_text, seconds_text
 from batchscout.trainers.files import own_file, quoted
 
-MOST_NEAR, MOST_BESIDE = 3, 4
+MOST_BESIDE = 4
 _NO_LOG = "none: a rank writes one where it fails"
 _FILES = {
     "error-*": "a rank's traceback",
@@ -140,7 +140,7 @@ def no_such_trial(run_dir: Path, name: str, names: list[str]) -> str:
     """Return what to say of a name that no trial has, with the nearest ones."""
     if not names:
         return f"{quoted(run_dir)} has no trials yet; look again once batchscout status shows some"
-    near = difflib.get_close_matches(name, names, MOST_NEAR, cutoff=0.4)
+    near = difflib.get_close_matches(name, names, cutoff=0.4)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     return (
         f"{quoted(run_dir)} has no trial '{name}'; {meant}all {len(names)} names: batchscout status {quoted(run_dir)}"
@@ -189,11 +189,11 @@ def _rungs(trial: Trial, study: Study) -> Iterator[RungReached]:
             for one in study.of_stage(trial.stage)
             if one.id != trial.id and len(one.rungs) > level
         }
-        yield RungReached(samples, trial.rungs[samples], dict(sorted(others.items(), key=_by_value)))
+        yield RungReached(samples, trial.rungs[samples], dict(sorted(others.items(), key=lambda one: _rank(one[1]))))
 
 
-def _by_value(named: tuple[str, float | None]) -> float:
-    return math.inf if named[1] is None else named[1]
+def _rank(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _result(trial: Trial, study: Study) -> str:
@@ -208,9 +208,8 @@ def _outcome(
     stage: StageContext[StageKeys] | None, study: Study, recommendation: Recommendation | None, trial: Trial
 ) -> Iterator[str]:
     """Say whether the stage or the study chose the trial, and what its stage has concluded."""
-    chosen = recommendation.evidence.trial if recommendation else None
-    if chosen == trial.id:
-        is_longer = recommendation is not None and recommendation.sample_budget > trial.config.sample_budget
+    if recommendation and recommendation.evidence.trial == trial.id:
+        is_longer = recommendation.sample_budget > trial.config.sample_budget
         yield "the study's run that is most like the real run" if is_longer else "the study recommends this run"
     if stage is not None and stage_of(stage.stage).winner(stage) == trial.id:
         yield f"the stage {trial.stage} chose it"
@@ -275,7 +274,7 @@ def _standing(rung: RungReached) -> str:
     beside = ", ".join(first) + (f" and {left_out} more" if left_out else "")
     if not beside:
         return f"{_value(rung.value)}; no other has reached it yet"
-    place = 1 + sum(_by_value(other) < _by_value(("", rung.value)) for other in rung.others.items())
+    place = 1 + sum(_rank(other) < _rank(rung.value) for other in rung.others.values())
     return f"{_value(rung.value)}, by now place {place} of {len(rung.others) + 1}; the others there: {beside}"
 
 

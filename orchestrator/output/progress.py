@@ -245,20 +245,13 @@ def metrics_line(metrics: Mapping[str, float | None], rate_unit: str) -> str:
     """Return the metrics that people look at first; the training loss only where there is no validation loss. rate_unit: that of
     `tokens_per_second`."""
     known = {key: value for key, value in metrics.items() if value is not None}
-    texts = _in_a_line(rate_unit).items()
-    parts = [said for key, text in texts if key in known and (said := text(known[key]))]
-    if "val_loss" not in known and "loss" in known:
-        parts.insert(0, f"loss {loss_text(known['loss'])}")
-    return ", ".join(parts)
-
-
-def _in_a_line(rate_unit: str) -> dict[str, Callable[[float], str]]:
-    """Return, of each metric that has a place in a line, its words; none of a value that is not worth any."""
-    return {
+    texts: dict[str, Callable[[float], str]] = {  # empty where the value is not worth any
         "val_loss": lambda loss: f"val loss {loss_text(loss)}",
+        "loss": lambda loss: "" if "val_loss" in known else f"loss {loss_text(loss)}",
         "generalisation_gap": lambda gap: f"gap {gap_text(gap)}",
         "tokens_per_second": lambda rate: rate_text(rate, rate_unit),
         "data_wait": lambda share: f"{share:.0%} waiting for data" if share >= INPUT_BOUND / 2 else "",
         "peak_memory_bytes": bytes_text,
         "rho": lambda rho: f"rho {rho_text(rho)}",
     }
+    return ", ".join(said for key, text in texts.items() if key in known and (said := text(known[key])))

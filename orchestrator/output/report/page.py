@@ -35,7 +35,7 @@ from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.stages.train import chosen_run
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
-from batchscout.orchestrator.units import seconds_text
+from batchscout.orchestrator.units import counted, seconds_text
 from batchscout.trainers.files import written_whole
 
 
@@ -182,12 +182,13 @@ def _time_section(config: StudyConfig, study: Study) -> Element:
     longest = max((time.held for time in spent.values()), default=0.0)
     headers = ["stage", "", "lane time", "share", "training", "compiling", "the rest", ""]
     rows = [_time_row(stage, len(trials[stage]), time, whole, longest) for stage, time in spent.items()]
-    holds = timeline(study)
+    holds, started = timeline(study), study.startup_seconds
+    startup = f", and {seconds_text(sum(started))} to start {counted(len(started), 'run')}" if started else ""
     lane = "A lane runs one trial after another, in processes of its own."
     return element(
         "section",
         element("h2", "Where the time went"),
-        element("p", f"{seconds_text(whole)} of lane time in all{_startup_text(study)}. {lane}", class_="conclusion"),
+        element("p", f"{seconds_text(whole)} of lane time in all{startup}. {lane}", class_="conclusion"),
         figure_element(holds, "time") if holds else None,
         colour_key(TIME_COLOURS),
         html_table(headers, rows, "numbers"),
@@ -201,18 +202,9 @@ def _time_row(stage: str, num_trials: int, time: LaneTime, whole: float, longest
     return element(
         "tr",
         element("td", stage),
-        element("td", f"{num_trials} {'trial' if num_trials == 1 else 'trials'}"),
+        element("td", counted(num_trials, "trial")),
         number_cell(seconds_text(time.held)),
         number_cell(f"{time.held / whole:.0%}" if whole else "-"),
         *[number_cell(seconds_text(part)) for part in parts],
         element("td", time_bar(parts, longest, told)),
-    )
-
-
-def _startup_text(study: Study) -> str:
-    started = study.startup_seconds
-    return (
-        f", and {seconds_text(sum(started))} to start {len(started)} {'run' if len(started) == 1 else 'runs'}"
-        if started
-        else ""
     )
