@@ -10,6 +10,7 @@ from pathlib import Path
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.decisions.observer import Observer
+from batchscout.orchestrator.output.recommendation import recommend
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Metrics, Trial
 from batchscout.trainers.files import quoted
@@ -61,7 +62,10 @@ class LiveReport(Observer):
         if began < self._due:
             return
         try:
-            self._write()
+            from batchscout.orchestrator.output.report.page import write_report
+
+            recommendation = recommend(self._config, self._study)
+            write_report(self._path, self._config, self._study, recommendation, self._every, is_driven=True)
         except Exception as error:  # a full disk's, too: hours of training are worth more than a picture of them
             self._say(
                 f"the live report failed ({type(error).__name__}: {error}), and no result is lost; batchscout report {quoted(self._path.parent)} writes one"
@@ -71,10 +75,3 @@ class LiveReport(Observer):
         ended = self._clock()
         self._every = max(LEAST_SECONDS, (ended - began) / MOST_SHARE)
         self._due = ended + self._every
-
-    def _write(self) -> None:
-        from batchscout.orchestrator.output.recommendation import recommend
-        from batchscout.orchestrator.output.report.page import write_report
-
-        recommendation = recommend(self._config, self._study)
-        write_report(self._path, self._config, self._study, recommendation, self._every, is_driven=True)

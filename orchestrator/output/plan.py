@@ -134,15 +134,17 @@ def estimate(config: StudyConfig, facts: Facts, full_runs: int) -> list[str]:
     if not full_runs:
         return []
     if facts.pass_seconds is not None:
-        rate, why = (
-            samples_per_second(config, facts.pass_seconds),
-            "estimated from timed passes",
-        )
+        rate, why = samples_per_second(config, facts.pass_seconds), "estimated from timed passes"
     else:
+        from batchscout.trainers.speed.flops import NotCountable
+
         try:
             rate, why = _predicted_rate(config)
-        except Exception as error:
-            return [f"cost: {_not_predictable(error)}"]
+        except ValueError:  # bad input
+            raise
+        except Exception as error:  # fake tensors could not follow the user's forward: only a run can tell
+            why = error if isinstance(error, NotCountable) else type(error).__name__
+            return [f"cost: not predictable without running it ({why})"]
     lanes = _num_lanes(config)
     cost = cost_of(config, facts, rate, lanes)
     return [
@@ -211,16 +213,6 @@ def _predicted_rate(config: StudyConfig) -> tuple[float, str]:
         f"by {flops:.2g} FLOPs per sample, at {ASSUMED_UTILISATION:.0%} of the {peak:.2g} FLOP/s that matrix products reach here; longer for a "
         "small model"
     )
-
-
-def _not_predictable(error: Exception) -> str:
-    """Return why only a run can tell: fake tensors could not follow the user's forward. Raise bad input again."""
-    if isinstance(error, ValueError):
-        raise error
-    from batchscout.trainers.speed.flops import NotCountable
-
-    why = str(error) if isinstance(error, NotCountable) else type(error).__name__
-    return f"not predictable without running it ({why})"
 
 
 def _memory(context: StageContext[Frontier]) -> Group:

@@ -170,11 +170,11 @@ def plot(figure: Figure) -> Element:
         if marks:
             shown.append(replace(one, marks=marks))
     if not shown and not figure.cells:
-        return _empty(figure.width, 80)
-    names = [one.label for one in shown if one.label and not one.faint]
-    right = figure.width - (9 + _BEFORE_NAME + _CHARACTER * max((len(name) for name in names), default=0))
+        return _empty(figure.width)
+    named = [one for one in shown if one.label and not one.faint]
+    right = figure.width - (9 + _BEFORE_NAME + _CHARACTER * max((len(one.label) for one in named), default=0))
     top = _TOP + _ROW * sum(line.vertical for line in figure.lines)
-    height = max(figure.height, top + _BOTTOM + _ROW * len(names))
+    height = max(figure.height, top + _BOTTOM + _ROW * len(named))
     y = _scale(figure.y, _values(figure, shown, "y"), height - _BOTTOM, top)
     left = 14 + _CHARACTER * max([6, *(len(y.text(tick)) for tick in ticks(y))])
     x = _scale(figure.x, _values(figure, shown, "x"), left, right)
@@ -183,7 +183,7 @@ def plot(figure: Figure) -> Element:
     _draw_axes(drawing, x, y)
     drawing.room = replace(drawing.room, left=x.start, bottom=y.start - 1)
     _draw_shades(drawing, figure, x)
-    _draw_names(drawing, [one for one in shown if one.label and not one.faint], x, y, are_lines=not figure.cells)
+    _draw_names(drawing, named, x, y, are_lines=not figure.cells)
     _draw_lines(drawing, [line for line in figure.lines if _inside(line, x, y)], x, y)
     for one in shown:
         drawing.parts.append(_series(one, x, y))
@@ -208,10 +208,10 @@ def spoken(figure: Figure) -> str:
     return f"{axes}. {figure.caption}".strip()
 
 
-def _empty(width: int, height: int) -> Element:
-    text = element("text", "nothing measured", x=width / 2, y=height / 2, class_="muted", text_anchor="middle")
-    box = element("rect", x=0.5, y=0.5, width=width - 1, height=height - 1, class_="empty")
-    return element("svg", box, text, viewBox=f"0 0 {width} {height}", style=f"max-width:{width}px", role="img")
+def _empty(width: int) -> Element:
+    text = element("text", "nothing measured", x=width / 2, y=40.0, class_="muted", text_anchor="middle")
+    box = element("rect", x=0.5, y=0.5, width=width - 1, height=79, class_="empty")
+    return element("svg", box, text, viewBox=f"0 0 {width} 80", style=f"max-width:{width}px", role="img")
 
 
 def _fits(value: float, axis: Axis) -> bool:
@@ -221,13 +221,12 @@ def _fits(value: float, axis: Axis) -> bool:
 
 def _values(figure: Figure, series: Sequence[Series], name: Literal["x", "y"]) -> list[float]:
     """Return all values that must have a place on the axis."""
-    axis, lines = (figure.x if name == "x" else figure.y), figure.lines
+    axis = figure.x if name == "x" else figure.y
     marks = [mark for one in series for mark in one.marks]
-    cells = figure.cells
-    ends = [end for one in cells for end in ((one.x_low, one.x_high) if name == "x" else (one.y_low, one.y_high))]
+    ends = [end for it in figure.cells for end in ((it.x_low, it.x_high) if name == "x" else (it.y_low, it.y_high))]
     places = [mark.x if name == "x" else mark.y for mark in marks]
     bounds = [bound for mark in marks for bound in (mark.low, mark.high) if bound is not None and name == "y"]
-    lined = [line.value for line in lines if line.vertical == (name == "x")]
+    lined = [line.value for line in figure.lines if line.vertical == (name == "x")]
     return [value for value in places + bounds + lined + ends if _fits(value, axis)]
 
 

@@ -49,8 +49,7 @@ def _study_file() -> dict[str, Any]:
     for key in ("schedule", "optimizer"):
         tree["properties"][key] = _or_a_type(tree["properties"][key], tree)
     tree["required"] = []
-    model = tree["$defs"]["ModelConfig"]
-    del model["required"]
+    del tree["$defs"]["ModelConfig"]["required"]
     tree["if"] = {"required": ["from"]}
     tree["then"] = {
         "properties": {"model": {"propertyNames": {"const": "blocks"}}, **dict.fromkeys(NAMED_BY_IT, False)}

@@ -13,7 +13,7 @@ from batchscout.orchestrator.output.tracking.runs import End, Found, Row
 from batchscout.orchestrator.study.trial import Trial
 
 if TYPE_CHECKING:
-    from wandb import Run, Settings
+    from wandb import Run
 
 SECONDS_TO_REACH = 30.0
 """How long its server is waited for, when a run begins and when it ends. What has not been sent by then stays on the
@@ -64,7 +64,20 @@ class Wandb:
                 mode=self._mode,
                 resume="allow",
                 reinit="create_new",
-                settings=_quiet(),
+                # Without output, and without what would describe the driver instead of the trial.
+                settings=wandb.Settings(
+                    silent=True,
+                    quiet=True,
+                    console="off",
+                    init_timeout=SECONDS_TO_REACH,
+                    finish_timeout=SECONDS_TO_REACH,
+                    disable_git=True,
+                    disable_code=True,
+                    save_code=False,
+                    symlink=False,
+                    x_disable_stats=True,
+                    x_save_requirements=False,
+                ),
             )
 
 
@@ -129,22 +142,3 @@ def why_not_online() -> str:
     except (AuthenticationError, UsageError) as error:
         return f"W&B refused this login, or was not reached: {' '.join(str(error).split())}"
     return "" if logged_in else "there is no W&B API key that may be used here"
-
-
-def _quiet() -> Settings:
-    """Return settings without output, and without what would describe the driver instead of the trial."""
-    import wandb
-
-    return wandb.Settings(
-        silent=True,
-        quiet=True,
-        console="off",
-        init_timeout=SECONDS_TO_REACH,
-        finish_timeout=SECONDS_TO_REACH,
-        disable_git=True,
-        disable_code=True,
-        save_code=False,
-        symlink=False,
-        x_disable_stats=True,
-        x_save_requirements=False,
-    )
