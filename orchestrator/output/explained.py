@@ -220,12 +220,11 @@ def _outcome(
 def _cost(trial: Trial, study: Study, changes: Iterable[Change]) -> Cost:
     events = [change.event for change in changes]
     starts = any(isinstance(event, Started) for event in events)
-    seen = trial.metric("samples_seen") if starts else None
     return Cost(
         lane_seconds=round(trial.seconds, 3),
         device_seconds=round(trial.seconds * trial.config.world_size, 3),
         share_of_study=round(trial.seconds / study.lane_seconds, 4) if study.lane_seconds else 0.0,
-        samples=int(seen or 0),
+        samples=int(trial.metric("samples_seen") or 0) if starts else 0,
         tries=len(trial.earlier_tries) + starts,
         interruptions=sum(isinstance(event, Interrupted | RunBegan) for event in events),
     )
@@ -290,14 +289,9 @@ def _cost_rows(cost: Cost) -> list[tuple[str, str]]:
     if not cost.tries:
         return [("time", "none: it has not run in this study")]
     devices = f", {_seconds(cost.device_seconds)} of devices" if cost.device_seconds > cost.lane_seconds else ""
+    interrupted = f", interrupted {counted(cost.interruptions, 'time')}" if cost.interruptions else ""
     return [
-        (
-            "time",
-            f"{_seconds(cost.lane_seconds)} in a lane{devices}: {cost.share_of_study:.1%} of all trials' time",
-        ),
+        ("time", f"{_seconds(cost.lane_seconds)} in a lane{devices}: {cost.share_of_study:.1%} of all trials' time"),
         ("samples", f"{cost.samples:,}"),
-        (
-            "tries",
-            f"{cost.tries}" + (f", interrupted {counted(cost.interruptions, 'time')}" if cost.interruptions else ""),
-        ),
+        ("tries", f"{cost.tries}{interrupted}"),
     ]

@@ -26,18 +26,12 @@ class Panel:
         )  # fmt: skip
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
         """Show it, if this is a terminal."""
         if self._console.is_terminal:
             self._live.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
     def drawn(self) -> RenderableType:

@@ -74,11 +74,8 @@ def print_plan(
                 "libraries and the rounding of its allocator take somewhat more, compiled code less or more; the time below is this machine's"
             )
         )
-    if config.budget:
-        console.print(shown(f"at most {config.budget.device_hours:g} device-hours in all (budget.device_hours)"))
-    if placed := _placement(config):
-        console.print(shown(placed))
-    for line in told:
+    budget = config.budget and f"at most {config.budget.device_hours:g} device-hours in all (budget.device_hours)"
+    for line in filter(None, [budget, _placement(config), *told]):
         console.print(shown(line))
 
 

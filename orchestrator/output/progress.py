@@ -54,11 +54,11 @@ class Progress(Observer):
         self._live = Panel(self._console, self.panel)
 
     def __enter__(self) -> Self:
-        self._live.start()
+        self._live.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._live.stop()
+        self._live.__exit__(*exception)
 
     def say(self, text: str) -> None:
         """Show what is being done now."""

@@ -89,9 +89,7 @@ def _shards(r: Recommendation) -> list[str]:
     if r.parallel != "fsdp":
         return []
     recomputes = r.activation_checkpointing != "none"
-    return [
-        f"    fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing={recomputes}),",
-    ]
+    return [f"    fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing={recomputes}),"]
 
 
 def _notes(r: Recommendation) -> list[str]:

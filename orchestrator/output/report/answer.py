@@ -199,10 +199,7 @@ def _model_keys(r: Recommendation) -> dict[str, JsonValue]:
 
 
 def _batch_keys(r: Recommendation) -> dict[str, JsonValue]:
-    return {
-        "micro_batch_size": r.micro_batch_size,
-        "gradient_accumulation_steps": r.gradient_accumulation_steps,
-    }
+    return {"micro_batch_size": r.micro_batch_size, "gradient_accumulation_steps": r.gradient_accumulation_steps}
 
 
 def _trial_command(r: Recommendation, optimizer_keys: dict[str, JsonValue]) -> str:

@@ -77,12 +77,8 @@ def _pieces(
 ) -> Iterator[str]:
     stages = {keys.type: StageContext(keys, config, study) for keys in in_order(config, study)}
     figures = {name: stage_of(context.stage).figures(context) for name, context in stages.items()}
-    answers = [
-        (name, figure)
-        for name, some in figures.items()
-        for figure in some
-        if figure.name == _chart_of(recommendation, study)
-    ]
+    chart = _chart_of(recommendation, study)
+    answers = [(name, figure) for name, some in figures.items() for figure in some if figure.name == chart]
     along = training_section(curves)
     of_all = _all_trials(list(stages.values()), is_driven=is_driven)
     names = {

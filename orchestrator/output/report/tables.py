@@ -42,9 +42,8 @@ def _heading(metric: str, rate_unit: str) -> str:
     if metric == "tokens_per_second":
         return rate_unit
     heading = metric_of(metric).headline or metric.replace("_", " ")
-    return heading.replace(" / ", "\xa0/ ").replace(
-        ", ", ",\xa0"
-    )  # no line begins with a slash, or ends before a short unit
+    # No line begins with a slash, or ends before a short unit.
+    return heading.replace(" / ", "\xa0/ ").replace(", ", ",\xa0")
 
 
 def _metric_text(metric: str, value: float | None) -> str:

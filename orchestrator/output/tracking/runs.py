@@ -4,7 +4,7 @@ ranks of a pruned trial may just die."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -142,16 +142,12 @@ class TrialRuns(Observer):
         run, samples = self._open[trial.id], metrics.get("samples_seen")
         if samples is None:
             run.log([Row(metrics, None)])
-        elif samples > self._told[trial.id]:
-            steps = self._steps_after(trial, self._told[trial.id], samples)
-            run.log([*(Row(_figures_of(step), step.samples_seen) for step in steps), Row(metrics, samples)])
+        elif samples > (told := self._told[trial.id]):
+            with heard_by(lambda _: None):  # what is damaged in the file of the steps is told in the report
+                steps = step_log.read_steps(trial_directory(self._run_dir, trial.id) / step_log.FILE_NAME)
+            since = (step for step in steps if told < step.samples_seen <= samples)
+            run.log([*(Row(_figures_of(step), step.samples_seen) for step in since), Row(metrics, samples)])
             self._told[trial.id] = samples
-
-    def _steps_after(self, trial: Trial, told: float, samples: float) -> Iterator[step_log.Step]:
-        """Yield the steps between two sample counts, where this machine sees the file that the trial keeps of them."""
-        with heard_by(lambda _: None):  # what is damaged in it is told in the report
-            steps = step_log.read_steps(trial_directory(self._run_dir, trial.id) / step_log.FILE_NAME)
-        yield from (step for step in steps if told < step.samples_seen <= samples)
 
     def _end(self, trial: Trial) -> None:
         self._start(trial)
