@@ -120,10 +120,8 @@ def _splits_differ(study: Study) -> str:
 
 
 def _of_the_run(config: StudyConfig, study: Study, nearest: Trial, trial: TrialConfig) -> list[str]:
-    warnings = list[str]()
-    if slow := _slower_than_the_baseline(config, study, nearest):
-        warnings.append(slow)
-    warnings += [str(straggler) for straggler in stragglers(study.trials.values()).values()]
+    warnings = [slow] if (slow := _slower_than_the_baseline(config, study, nearest)) else []
+    warnings += map(str, stragglers(study.trials.values()).values())
     if waits := input_bound([nearest]):
         warnings.append(f"the recommended run is {waits}")
     num_samples, budget = study.facts.num_train_samples, trial.sample_budget

@@ -38,12 +38,18 @@ from batchscout.trainers.config import TrialConfig
 
 def verdict(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig) -> str:
     """Return the sentence on top. trial: the run that is recommended, which is the winner's or, carried to its length, the real run's."""
+    said = [f"Train with {settings_text(config, study, winner, trial)}: {_why(config, study, winner)}"]
+    if is_on_edge(config, study, winner):
+        said.append(RATE_ON_EDGE[0].upper() + RATE_ON_EDGE[1:])
+    if end := at_an_end(config, study, winner):
+        said.append(f"It is the {end}")
+    if deciding := to_decide(config, study, winner):
+        said.append(f"To decide it: {deciding.words}")
+    if short := worth_a_longer_run(config, study):
+        said.append(f"The study's runs are too short for {in_words(short)}")
     warnings = warnings_of(config, study, nearest_run(study, winner, trial), trial)
-    against = "".join(f" Warning: {warning}." for warning in warnings)
-    why = _why_with_what_is_open(config, study, winner)
-    return (
-        f"Train with {settings_text(config, study, winner, trial)}: {why}{against} {_holds_for(config, study, winner)}"
-    )
+    said += [f"Warning: {warning}" for warning in warnings]
+    return f"{'. '.join(said)}. {_holds_for(config, study, winner)}"
 
 
 def settings_text(config: StudyConfig, study: Study, winner: Trial, trial: TrialConfig) -> str:
@@ -56,19 +62,6 @@ def settings_text(config: StudyConfig, study: Study, winner: Trial, trial: Trial
         f"(effective batch {trial.effective_batch_size}{in_tokens}), activation checkpointing {mode_of(trial).in_words()} "
         f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{f', and {changed}' if changed else ''}"
     )
-
-
-def _why_with_what_is_open(config: StudyConfig, study: Study, winner: Trial) -> str:
-    said = [_why(config, study, winner)]
-    if is_on_edge(config, study, winner):
-        said.append(RATE_ON_EDGE[0].upper() + RATE_ON_EDGE[1:])
-    if end := at_an_end(config, study, winner):
-        said.append(f"It is the {end}")
-    if deciding := to_decide(config, study, winner):
-        said.append(f"To decide it: {deciding.words}")
-    if short := worth_a_longer_run(config, study):
-        said.append(f"The study's runs are too short for {in_words(short)}")
-    return f"{'. '.join(said)}."
 
 
 def _holds_for(config: StudyConfig, study: Study, winner: Trial) -> str:

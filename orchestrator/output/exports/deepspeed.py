@@ -60,7 +60,11 @@ def _deepspeed_notes(r: Recommendation) -> list[str]:
         "DeepSpeed decays every parameter; the study decayed those of two or more dimensions: pass it two groups",
         "DeepSpeed averages over micro-batches: right only where each holds equally many targets",
         f"the seed ({r.seed}) is set in your script",
-        *_deepspeed_ramp(r),
+        *(
+            f"the batch grows: after optimizer step {steps_of(samples, r)} call engine.set_train_batch_size({batch}), and from "
+            f"there on set the learning rate to {phase.learning_rate / r.learning_rate:.6g} x what the schedule says"
+            for phase, (samples, batch) in zip(r.ramp or (), batches_of(r)[1:], strict=True)
+        ),
         *tokens_note(
             r,
             "data_efficiency.data_sampling.dynamic_batching (max_tokens) is the nearest; it lets the effective batch change from step to step",
@@ -89,12 +93,3 @@ def _deepspeed_notes(r: Recommendation) -> list[str]:
             "deepspeed.checkpointing.checkpoint on its blocks, which recomputes them fully"
         )
     return notes
-
-
-def _deepspeed_ramp(r: Recommendation) -> list[str]:
-    """Return the calls that let the batch grow."""
-    return [
-        f"the batch grows: after optimizer step {steps_of(samples, r)} call engine.set_train_batch_size({batch}), and from "
-        f"there on set the learning rate to {phase.learning_rate / r.learning_rate:.6g} x what the schedule says"
-        for phase, (samples, batch) in zip(r.ramp or (), batches_of(r)[1:], strict=True)
-    ]

@@ -178,7 +178,6 @@
       const data = table.parentElement.querySelector("script.rows")
       this.rows = [...this.written(), ...(data ? JSON.parse(data.textContent).map((row) => this.fromData(row)) : [])]
       this.shown = PAGE
-      this.order = undefined
       this.more = node("button", { type: "button", className: "more" })
       this.more.addEventListener("click", () => { this.shown += 5 * PAGE; this.fill() })
       table.parentElement.after(this.more)

@@ -24,10 +24,9 @@ def found_by(study: Study, run_dir: Path, verdict: str) -> Found:
 
 
 def _tables(study: Study, recommendation: Mapping[str, Any]) -> dict[str, Table]:
-    stages = [{"stage": name, "found": conclusion.reason} for name, conclusion in study.conclusions.items()]
     all_rows = {
         "trials": [trial_row(trial) for trial in study.trials.values()],
-        "stages": stages,
+        "stages": [{"stage": name, "found": conclusion.reason} for name, conclusion in study.conclusions.items()],
         "alternatives": recommendation.get("alternatives", []),
         "ruled_out": recommendation.get("ruled_out", []),
     }
