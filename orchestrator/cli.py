@@ -77,35 +77,32 @@ def _exit_code(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except SystemExit as error:  # no verb ends so by itself: the user's code would end the program without a word
-        said = f"batchscout: the study's own code {exit_text(error)}; fix the reason, here:"
-        print(printable("\n".join([said, *traceback.format_tb(error.__traceback__)])), file=sys.stderr)
-        return 2
+        said = f"the study's own code {exit_text(error)}; fix the reason, here:"
+        return _ended(2, "\n".join([said, *traceback.format_tb(error.__traceback__)]))
     except BrokenPipeError:
         if not leave_dead_terminal():  # then the pipe was the study's own
             raise
         return 0  # as `head` does, the reader had enough
     except ValueError as error:
-        print(f"batchscout: {printable(str(error).strip())}", file=sys.stderr)
-        return 2
+        return _ended(2, str(error).strip())
     except FileNotFoundError:  # any library may ask where it is, Ray's start among them
         if not (lost := _lost_directory()):
             raise
-        print(f"batchscout: {lost}, and run the same command again", file=sys.stderr)
-        return 1
+        return _ended(1, f"{lost}, and run the same command again")
     except OSError as error:  # of a file it has a name
         if error.filename is not None or not (reason := leave_full_stdout()):
             raise
-        print(
-            f"batchscout: stdout could not be written: {reason}; print to another place, and run the same command again",
-            file=sys.stderr,
-        )
-        return 1
+        remedy = "print to another place, and run the same command again"
+        return _ended(1, f"stdout could not be written: {reason}; {remedy}")
     except StorageLost as error:
-        print(f"batchscout: {printable(str(error))}; fix that, and run the same command again", file=sys.stderr)
-        return 1
+        return _ended(1, f"{error}; fix that, and run the same command again")
     except KeyboardInterrupt:
-        print("batchscout: stopped; nothing is lost, and the same command goes on from here", file=sys.stderr)
-        return 130
+        return _ended(130, "stopped; nothing is lost, and the same command goes on from here")
+
+
+def _ended(code: int, why: str) -> int:
+    print(f"batchscout: {printable(why)}", file=sys.stderr)
+    return code
 
 
 def _lost_directory() -> str:

@@ -12,7 +12,6 @@ from batchscout.trainers.files import own_file
 
 STUDY_RUN = "study"
 """The run that holds what the study has found, beside those of its trials."""
-TOKEN_FILE = "tracking-token"
 
 
 def run_name(trial: Trial) -> str:
@@ -30,7 +29,7 @@ def run_id(study_name: str, name: str, token: str) -> str:
 def study_token(run_dir: Path) -> str:
     """Return six letters that belong to the run directory: the same study in another directory must not add to its
     runs."""
-    file = run_dir / TOKEN_FILE
+    file = run_dir / "tracking-token"
     with own_file(file):
         if not file.exists():
             file.write_text(secrets.token_hex(3))

@@ -14,8 +14,6 @@ from batchscout.orchestrator.study.trial import Trial
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter
 
-FOLDER = "tensorboard"
-
 
 class TensorBoard:
     """Writes a folder of event files for each trial. A run that goes on adds a file to its folder."""
@@ -23,7 +21,7 @@ class TensorBoard:
     name = "TensorBoard"
 
     def __init__(self, run_dir: Path) -> None:
-        self._folder = run_dir / FOLDER
+        self._folder = run_dir / "tensorboard"
 
     def open(self, trial: Trial) -> TensorBoardRun:
         run = TensorBoardRun(_writer(self._folder / run_name(trial)))
