@@ -106,7 +106,7 @@ def _ended(code: int, why: str) -> int:
 
 
 def _lost_directory() -> str:
-    """Return, in words, that this process is in a directory that is gone, from where every path is looked for; empty where it is not."""
+    """Return what to say where the current directory has been removed; empty where it is there."""
     try:
         os.getcwd()
     except OSError as error:

@@ -11,7 +11,7 @@ from batchscout.orchestrator.near_words import OTHER_WORDS, instead
 from batchscout.orchestrator.terminal import printable
 
 BY_ITSELF = ("--resume", "--continue", "--resume-from-checkpoint")
-"""Options for what a study does without one."""
+"""Options of other programs for what `run` does without one."""
 
 
 class CommandLine(argparse.ArgumentParser):

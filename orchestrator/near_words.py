@@ -20,7 +20,7 @@ OTHER_WORDS = {
     "show": "status",
     "new": "init",
 }
-"""What people type for a word of ours."""
+"""Words that people type, and ours that they mean."""
 
 
 def instead(word: str, known: Sequence[str]) -> str:

@@ -36,8 +36,8 @@ def _spelled_out(character: str) -> str:
 
 
 def open_closed_streams() -> None:
-    """Let what is printed go nowhere where a shell has closed stdout or stderr (`>&-`). Python has None in place of such a stream, and the next
-    file that is opened gets its number: whatever a library prints to that would be written into the journal."""
+    """Open /dev/null in place of each standard stream that a shell has closed (`>&-`). The next file that is opened would get its number, and what
+    a library prints to that number would be written into the journal."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -49,7 +49,7 @@ def open_closed_streams() -> None:
 
 
 def leave_full_stdout() -> str:
-    """Let what is still printed go nowhere where stdout cannot be written to, as a log on a full disk; return why, empty where it can be."""
+    """Send stdout to /dev/null where it cannot be written to, as a log on a full disk; return the reason, empty where it can be."""
     try:
         os.write(1, b"\n")
     except OSError as error:
@@ -61,14 +61,14 @@ def leave_full_stdout() -> str:
 
 
 def spell_out_what_cannot_be_printed() -> None:
-    """Have a terminal or log whose encoding lacks a letter get its number: the error would hide how a study ended."""
+    """Print characters that a stream's encoding lacks as escapes: an encoding error would hide how a study ended."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def draw_no_bars_in_a_log() -> None:
-    """Have tqdm, by which libraries draw bars while they load, draw none where stderr is no terminal: a log would hold each of their states."""
+    """Turn off tqdm's progress bars, which libraries draw while they load, where stderr is not a terminal: a log would hold each update."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
 
@@ -80,7 +80,7 @@ def show_exception(kind: type[BaseException], error: BaseException, where: Trace
 
 @contextlib.contextmanager
 def printed_to_a_file(name: str) -> Iterator[None]:
-    """Write what Python code prints within this, users' code, to a file of this name and more; say on stderr which file, if there was any."""
+    """Redirect what users' Python code prints inside this block to a temporary file; say on stderr which one, if anything was printed."""
     stderr = sys.stderr
     file = tempfile.NamedTemporaryFile(  # noqa: SIM115 - a handler of `logging` may write to it as long as the program runs
         "w", prefix=f"batchscout-{name}-", suffix=".txt", delete=False, buffering=1, errors="backslashreplace"

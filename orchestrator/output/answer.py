@@ -85,8 +85,7 @@ _LABEL = len("Train with") + 2
 
 
 def with_run_dir(command: str, run_dir: str) -> str:
-    """Return the command for this run directory. A study file is read from a folder alone: that of a study in an object store is the
-    user's own."""
+    """Return the command for this run directory. No study file is read from an object store: there STUDY.yaml stands for the user's own."""
     if "://" in run_dir:
         command = command.replace(STUDY_FILE, "STUDY.yaml")
     return command.replace(RUN_DIR, run_dir)

@@ -11,8 +11,8 @@ from batchscout.trainers.files import StorageLost
 
 
 class TrialsFetched(Observer):
-    """Comes before observers that read the files of a trial: then they are here. Where the store does not answer they tell of less; a line of
-    the journal that does not get there halts the study, and at its end all is fetched again."""
+    """Stands before the observers that read the files of a trial, so that these are on this machine. Where the store does not answer, those tell
+    less; all is fetched again when the study ends, and a store that stays away halts it at the next line of the journal."""
 
     def __init__(self, stored: StoredStudy) -> None:
         self._stored = stored

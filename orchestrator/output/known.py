@@ -31,8 +31,7 @@ class Known:
     """Where the user's own setting, which it is then, began to overfit long before the end of the study's runs."""
 
     def is_open(self, useful_gain: float) -> bool:
-        """True where another setting may be better by more than a useful gain; the user's own may be as good as that and is still not
-        called decided."""
+        """True where another setting may be better by more than a useful gain. The user's own setting may be neither open nor decided."""
         return self.regret_time > useful_gain or self.overfitting is not None
 
 

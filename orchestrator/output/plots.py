@@ -138,8 +138,8 @@ class _Drawing:
     def write(self, text: str, places: Sequence[tuple[float, float, str]], looks: str, *, always: bool) -> None:
         """Write the text at the first of the places (x, baseline, anchor) where it covers nothing.
 
-        always: where there is no such, write it where it covers no text, or what is no note at the first place; else it is left out:
-        whoever points at its mark is told, and the table has it.
+        always: where there is no such place, write it where it covers no text, or else, unless it is a note, at the first place. What is
+        left out is still told under the pointer and in the table.
         """
         if not text:
             return

@@ -58,8 +58,8 @@ def shown(text: str, style: str = "") -> Text:
 
 
 def print_answer(console: Console, answer: Answer, run_dir: str) -> None:
-    """Print the five lines; on a terminal each is broken beside its label, but for a command that is too long for that: a line of its own is
-    copied whole. run_dir: as its user types it."""
+    """Print the five lines; on a terminal each wraps beside its label. A command that would wrap stands below, unbroken, to be copied whole.
+    run_dir: as its user types it."""
     if not console.is_terminal:
         console.print(shown(answer.text(run_dir)))
         return

@@ -104,7 +104,7 @@ def stage_state(stage: str, study: Study) -> StageState:
 
 
 def state_text(state: StageState | TrialState, *, is_driven: bool) -> str:
-    """Return the state for people. The journal is not told of the end of a process that is killed: what was running then has stopped."""
+    """Return the state for people. A driver that was killed could not tell the journal: what is running there has stopped with it."""
     return "stopped" if state == "running" and not is_driven else str(state)
 
 

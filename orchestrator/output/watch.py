@@ -20,9 +20,8 @@ def watch(
 ) -> None:
     """Show, and show again whenever the state is another one, until the study is over.
 
-    show: prints all, and returns whether the study is over; so a log is written, one state after the other. A terminal shows instead what
-    `in_a_window` returns for its rows, beside whether the study is over, below a clock and on a screen of its own: what was printed before
-    stays, and in the end all is printed below it.
+    show: prints all, and returns whether the study is over; a log gets this at every change. in_a_window: returns as much as fits so many
+    rows, and whether the study is over; a terminal shows it below a clock on its alternate screen, and in the end all is printed as well.
     """
     if not sys.stdout.isatty():
         for has_changed in _looks(state, seconds):

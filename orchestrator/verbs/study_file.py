@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def config_of(arguments: argparse.Namespace, hear: Callable[[str], object] = lambda _: None) -> StudyConfig:
-    """Return the study that was typed. hear: is told what people are told of the object that its `from` names."""
+    """Return the study that was typed. hear: is called with what is printed about the object under `from`."""
     from batchscout.orchestrator.config.load import load_study
 
     def say(told: str) -> None:
@@ -41,7 +41,7 @@ def run_dir_of(arguments: argparse.Namespace, config: StudyConfig, what: str) ->
 
 @contextlib.contextmanager
 def copy_to_read(place: RunPlace) -> Iterator[Path]:
-    """Yield the run directory, or a copy of what an object store has of it, without checkpoints, which is gone afterwards."""
+    """Yield the run directory; of one in an object store a temporary copy, without checkpoints."""
     if isinstance(place, Path):
         yield place
         return

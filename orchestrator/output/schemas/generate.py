@@ -24,7 +24,7 @@ _TITLES: dict[SchemaName, str] = {
     "status": "What batchscout status --json prints",
     "recommendation": "recommendation.json of a run directory",
 }
-# As pydantic names a bound of what is read by a function of ours, and as the schema has it. Bounds are for numbers alone.
+# pydantic's names for the bounds of a number that a function of ours reads, and JSON Schema's.
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 

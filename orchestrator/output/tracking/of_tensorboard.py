@@ -29,7 +29,7 @@ class TensorBoard:
         return run
 
     def tell_study(self, found: Found) -> None:
-        """It holds no files, so the report is named; it lies beside the event files."""
+        """TensorBoard shows no files, so of the report only the name is told."""
         writer = _writer(self._folder / STUDY_RUN)
         run = TensorBoardRun(writer)
         for name, table in found.tables.items():
