@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import multiprocessing
+import os
 import signal
 import threading
 import warnings
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from batchscout.trainers.data.batches import collated, fetch, move_aside
 from batchscout.trainers.data.draws import drawing_apart, drawing_from, seed_of
@@ -26,7 +27,7 @@ from batchscout.trainers.data.streams import Place, Stream, StreamReader
 from batchscout.trainers.data.workers import (
     Failure,
     Workers,
-    beginning,
+    begin_worker,
     codes_of_ended,
     ended_early,
     failure_of,
@@ -154,42 +155,32 @@ def feeding(
 
 
 class _Fetched(Dataset[Delivered]):
-    """A map-style set, of which each worker fetches other batches."""
+    """A map-style set, of which each worker fetches other batches. Of what raises, the samples that were begun last are to blame."""
 
     def __init__(self, samples: Any) -> None:
         self._samples = samples
 
     def deliver(self, asked: Iterable[Ask]) -> Generator[Delivered]:
         for ask in asked:
-            place = _Place(ask.indices)
+            begun = [ask.indices]
             try:
-                delivered = self._fetched(ask, place)
+                delivered = self._fetched(ask, begun)
             except Exception as error:
-                error.add_note(f"at {named(place.indices)}")
+                error.add_note(f"at {named(begun[-1])}")
                 raise
             yield delivered
 
     def __getitem__(self, ask: Ask) -> Delivered:
-        place = _Place(ask.indices)
+        begun = [ask.indices]
         try:
-            return self._fetched(ask, place)
+            return self._fetched(ask, begun)
         except BaseException as error:  # a user's code may raise anything
-            return Delivered(None, ask.step, ask.turn, failure=failure_of(error, place.indices))
+            return Delivered(None, ask.step, ask.turn, failure=failure_of(error, begun[-1]))
 
-    def _fetched(self, ask: Ask, place: _Place) -> Delivered:
+    def _fetched(self, ask: Ask, begun: list[list[int]]) -> Delivered:
         with drawing_from(ask.seed):
-            batch = fetch(self._samples, ask.indices, place.begins)
+            batch = fetch(self._samples, ask.indices, begun.append)
         return Delivered(batch, ask.step, ask.turn)
-
-
-class _Place:
-    """The samples that are being fetched: those that are to blame for what is raised."""
-
-    def __init__(self, indices: list[int]) -> None:
-        self.indices = indices
-
-    def begins(self, indices: list[int]) -> None:
-        self.indices = indices
 
 
 class _Streamed(IterableDataset[Delivered]):
@@ -230,7 +221,18 @@ def _by_workers(
 ) -> Generator[Delivered]:
     """Yield what workers deliver. They begin here, and end when this generator is closed."""
     kills, before = memory_kills(), set(multiprocessing.active_children())
-    loader = _loader(source, asked, workers, pinned=pinned)
+    loader = DataLoader(
+        source,
+        batch_size=None,
+        sampler=None if isinstance(source, _Streamed) else asked,
+        num_workers=workers.number,
+        collate_fn=_as_it_is,
+        pin_memory=pinned,
+        timeout=workers.timeout,
+        worker_init_fn=functools.partial(begin_worker, init=workers.init, parent=os.getpid()),
+        multiprocessing_context=workers.context,
+        prefetch_factor=workers.prefetch_factor,
+    )
     with drawing_apart(), _own_sigchld(), warnings.catch_warnings():  # it draws a seed for its workers
         # A rank has threads; a worker uses nothing that they may hold, as those of torch's DataLoader elsewhere.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
@@ -268,32 +270,6 @@ def _own_sigchld() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
-
-
-def _loader(source: _Fetched | _Streamed, asked: Iterator[Ask], workers: Workers, *, pinned: bool) -> DataLoader[Any]:
-    of_stream = isinstance(source, _Streamed)
-    return DataLoader(
-        source,
-        batch_size=None,
-        sampler=None if of_stream else _Asked(asked),
-        num_workers=workers.number,
-        collate_fn=_as_it_is,
-        pin_memory=pinned,
-        timeout=workers.timeout,
-        worker_init_fn=beginning(workers),
-        multiprocessing_context=workers.context,
-        prefetch_factor=workers.prefetch_factor,
-    )
-
-
-class _Asked(Sampler[Ask]):
-    """What a DataLoader hands to its workers in turn."""
-
-    def __init__(self, asked: Iterator[Ask]) -> None:
-        self._asked = asked
-
-    def __iter__(self) -> Iterator[Ask]:
-        return self._asked
 
 
 def _as_it_is(delivered: Any) -> Any:

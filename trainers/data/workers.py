@@ -6,7 +6,6 @@ in the rank's peak nor in its limit, which the kernel holds each process to by i
 
 from __future__ import annotations
 
-import functools
 import os
 import resource
 import signal
@@ -112,8 +111,3 @@ def begin_worker(number: int, *, init: Callable[[int], Any] | None, parent: int)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     if init is not None:
         init(number)
-
-
-def beginning(workers: Workers) -> Callable[[int], None]:
-    """Return what each of these workers, which are this process's, begins with."""
-    return functools.partial(begin_worker, init=workers.init, parent=os.getpid())
