@@ -205,11 +205,11 @@ class OptimizerConfig(Strict):
                 f"param_groups is {self.param_groups}, and type is muon, which groups the parameters itself; leave param_groups out, "
                 "or name torch.optim:Muon as target"
             )
-        taken = [(argument, key) for argument, key in self._arguments().items() if argument in self.kwargs]
-        for argument, key in taken:
-            raise ValueError(
-                f"kwargs has {argument}, for which the study file has a key of its own; set optimizer.{key} instead"
-            )
+        for argument, key in self._arguments().items():
+            if argument in self.kwargs:
+                raise ValueError(
+                    f"kwargs has {argument}, for which the study file has a key of its own; set optimizer.{key} instead"
+                )
         return self
 
     def _arguments(self) -> dict[str, str]:
@@ -446,7 +446,8 @@ class TrialConfig(Strict):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """All phases of the run: the first, which the ramp does not list, and those of the ramp."""
-        return (self._first_phase(), *self.ramp)
+        accumulation, rate = self.gradient_accumulation_steps, self.learning_rate
+        return (Phase(from_samples=0, gradient_accumulation_steps=accumulation, learning_rate=rate), *self.ramp)
 
     @property
     def accumulations(self) -> tuple[int, ...]:
@@ -455,20 +456,13 @@ class TrialConfig(Strict):
 
     def phase_at(self, first_sample: int) -> Phase:
         """Return the phase of the step whose first sample has this number, from 0."""
-        for phase in reversed(self.ramp):
-            if phase.from_samples <= first_sample:
-                return phase
-        return self._first_phase()
+        return [phase for phase in self.phases if phase.from_samples <= first_sample][-1]
 
     def num_steps_at(self, samples_seen: int) -> int:
         """Return how many optimizer steps the run itself has taken once it has seen so many samples: a branch's begin where
         it does."""
         batches = [(phase.from_samples, self.split_in(phase).effective_batch_size) for phase in self.phases]
         return num_steps(samples_seen, batches, begin=self.branch_from.samples if self.branch_from else 0)
-
-    def _first_phase(self) -> Phase:
-        accumulation, rate = self.gradient_accumulation_steps, self.learning_rate
-        return Phase(from_samples=0, gradient_accumulation_steps=accumulation, learning_rate=rate)
 
     def split_in(self, phase: Phase) -> Split:
         """Return how a step's samples are split in that phase."""
