@@ -51,10 +51,8 @@ def chat(
     if val is not None:
         of_val = rows_of("val", val)
         held_out = of_val.get("validation") or next(iter(of_val.values()))
-    elif val_fraction is None:
-        held_out = found.get("validation", DEFAULT_VAL_FRACTION)
     else:
-        held_out = val_fraction
+        held_out = val_fraction or found.get("validation", DEFAULT_VAL_FRACTION)
     if "train" not in found:
         raise ValueError(f"data.kwargs.train '{train}' has the splits {', '.join(found)}, and no train")
     rows, val_identity = found["train"], held_out.content_hash if isinstance(held_out, Rows) else held_out

@@ -60,15 +60,12 @@ def chat_tokenizer_of(spec: TokenizerSpec, rows: Callable[[], Iterator[Row]], di
         return _of_transformers(spec)
     if isinstance(spec, str):
         return _of(loaded_tokenizer(spec), PLAIN)
-    tokenizer = trained_bpe(spec["train_bpe"], _texts(rows()), PLAIN_TOKENS)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    return _of(tokenizer, PLAIN)
-
-
-def _texts(rows: Iterator[Row]) -> Any:
     from datasets import Dataset
 
-    return Dataset.from_dict({"text": [texts_of(pieces_of(row, PLAIN)) for row in rows]})
+    texts = Dataset.from_dict({"text": [texts_of(pieces_of(row, PLAIN)) for row in rows()]})
+    tokenizer = trained_bpe(spec["train_bpe"], texts, PLAIN_TOKENS)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return _of(tokenizer, PLAIN)
 
 
 def _of_transformers(spec: str) -> ChatTokenizer:

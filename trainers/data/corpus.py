@@ -188,10 +188,7 @@ def hf_splits(
     if path in FILE_FORMATS and not data_files:
         raise ValueError(f"{where} is a format; name files of it, such as data.kwargs.data_files: texts/*.{path}")
     _check_data_files(data_files)
-
-    def not_loaded(error: Exception) -> ValueError:
-        return _not_loaded(where, error, {"name": name, "data_files": data_files})
-
+    given = {"name": name, "data_files": data_files}
     try:
         builder = load_dataset_builder(path, name, data_files=data_files)
     except RuntimeError as error:
@@ -201,11 +198,11 @@ def hf_splits(
             "or a folder that save_to_disk has written where the script still runs (datasets<4)"
         ) from error
     except (OSError, ValueError, DatasetsError) as error:
-        raise not_loaded(error) from error
+        raise _not_loaded(where, error, given) from error
     try:
         builder.download_and_prepare()
     except (OSError, DatasetsError) as error:
-        raise not_loaded(error) from error
+        raise _not_loaded(where, error, given) from error
     prepared: Any = builder.as_dataset()
     files: dict[Any, list[str]] = dict(builder.config.data_files or {})
     return {str(split): HfSplit(samples, tuple(files.get(split, ()))) for split, samples in prepared.items()}

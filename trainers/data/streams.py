@@ -170,9 +170,8 @@ class StreamReader:
 
 def is_stream(samples: Any) -> bool:
     """True of a set that can only be read from its beginning."""
-    if isinstance(samples, IterableDataset):
-        return True
-    return hasattr(samples, "__iter__") and not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__"))
+    is_map_style = hasattr(samples, "__len__") and hasattr(samples, "__getitem__")
+    return isinstance(samples, IterableDataset) or (hasattr(samples, "__iter__") and not is_map_style)
 
 
 def sizes_of_first(stream: Stream) -> set[int]:

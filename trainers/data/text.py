@@ -70,10 +70,8 @@ def text(
     out."""
     check_whole("seq_len", seq_len)
     check_held_out(val, val_fraction)
-    held_out: Corpus | float = DEFAULT_VAL_FRACTION if val_fraction is None else val_fraction
     refuse_shared_files(train, val)
-    if val is not None:
-        held_out = corpus_of_files("val", val)
+    held_out = (val_fraction or DEFAULT_VAL_FRACTION) if val is None else corpus_of_files("val", val)
     return _packed_sets(corpus_of_files("train", train), held_out, seq_len, tokenizer)
 
 
@@ -121,7 +119,7 @@ def hf(
                 f"data.kwargs.train_split '{train_split}' takes {', '.join(shared)} twice, and what is held out of it may be trained on; take "
                 "each sample once, or give val_split"
             )
-        held_out = DEFAULT_VAL_FRACTION if val_fraction is None else val_fraction
+        held_out = val_fraction or DEFAULT_VAL_FRACTION
     return _packed_sets(corpus_of_parts(splits, train, text_column), held_out, seq_len, tokenizer)
 
 
