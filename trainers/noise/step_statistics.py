@@ -89,9 +89,8 @@ def sum_and_square(parameters: Sequence[Tensor]) -> Tensor:
 def next_update(optimizer: torch.optim.Optimizer, factor: Tensor) -> Tensor:
     """Return [|update|^2, |w|^2] over this rank's part, of the step that the optimizer would take now if the gradients in
     place, times factor, were its own; zeros where its step is not known. Nothing moves."""
-    if not is_followed(optimizer):
-        return torch.zeros(2, dtype=torch.float64, device=factor.device)
-    sums = [_next_update(group, p, optimizer.state.get(p, {}), factor) for group, p in parameters_moved(optimizer)]
+    moved = parameters_moved(optimizer) if is_followed(optimizer) else []
+    sums = [_next_update(group, p, optimizer.state.get(p, {}), factor) for group, p in moved]
     return torch.stack(sums or [torch.zeros(2, dtype=torch.float64, device=factor.device)]).sum(dim=0)
 
 

@@ -126,7 +126,7 @@ def _naming_the_cause() -> Iterator[None]:
 
 
 def _count_one(module: nn.Module, loss: LossFunction, sample: Any) -> float:
-    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
     # Without oneDNN an LSTM is taken apart into products; with it, it is one operation that hides them.
     with torch.backends.mkldnn.flags(enabled=False), counter, _RefusesUnknown(counter):
         loss_sum, _ = check_loss(loss(module, fake_batch(sample, COUNTED_SAMPLES)))
@@ -180,14 +180,11 @@ def _convolution_backward(
 _ATEN = torch.ops.aten
 
 
-def _formulas() -> dict[Any, Callable[..., int]]:
-    return {
-        _ATEN.convolution_backward: _convolution_backward,
-        _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
-        _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-    }
-
-
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    _ATEN.convolution_backward: _convolution_backward,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
 # Operations of torch's own that multiply, and that its counter has no formula for.
 _UNCOUNTED = {_ATEN.mkldnn_rnn_layer, _ATEN._cudnn_rnn, _ATEN._trilinear}
 

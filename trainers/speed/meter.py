@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -23,31 +24,28 @@ class TokenCount:
     """What the steps that were cut by tokens held, over all ranks. A run's count goes on over its processes."""
 
     def __init__(self) -> None:
-        self._num_steps = self._num_micro_batches = self._num_tokens = self._num_padded_tokens = 0
+        self._sums = Counter(num_steps=0, num_micro_batches=0, num_tokens=0, num_padded_tokens=0)
 
     def add(self, step: Tokens) -> None:
-        self._num_steps += 1
-        self._num_micro_batches += step.num_micro_batches
-        self._num_tokens += step.num_tokens
-        self._num_padded_tokens += step.num_padded_tokens
+        self._sums.update(num_steps=1, **vars(step))
 
     def metrics(self) -> dict[str, float]:
         """Return {micro_batches_per_step, tokens_per_step, padding_share}: means over the run, and the share of padding in what was
         computed; nothing where no step was cut by tokens."""
-        if not self._num_steps:
+        sums = self._sums
+        if not sums["num_steps"]:
             return {}
         return {
-            "micro_batches_per_step": self._num_micro_batches / self._num_steps,
-            "tokens_per_step": self._num_tokens / self._num_steps,
-            "padding_share": 1 - self._num_tokens / self._num_padded_tokens,
+            "micro_batches_per_step": sums["num_micro_batches"] / sums["num_steps"],
+            "tokens_per_step": sums["num_tokens"] / sums["num_steps"],
+            "padding_share": 1 - sums["num_tokens"] / sums["num_padded_tokens"],
         }
 
     def state(self) -> dict[str, int]:
-        return {name.removeprefix("_"): count for name, count in vars(self).items()}
+        return dict(self._sums)
 
     def load(self, state: dict[str, int]) -> None:
-        for name, count in state.items():
-            setattr(self, f"_{name}", count)
+        self._sums = Counter(state)
 
 
 class Meter:

@@ -110,8 +110,7 @@ class Pace:
     def __init__(self) -> None:
         self._all_seconds = 0.0
         self._num_warm_up = 0
-        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
-        self._recent_waits: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._recent: deque[tuple[float, float, float]] = deque(maxlen=RECENT_STEPS)
 
     def add(self, seconds: float, amount: float, data_seconds: float = 0.0) -> None:
         """Take in a step that took so many seconds and got so much done. data_seconds: how long of it was spent waiting for data."""
@@ -119,8 +118,7 @@ class Pace:
         if self._num_warm_up < NUM_WARMUP_STEPS:
             self._num_warm_up += 1
         else:
-            self._recent.append((seconds, amount))
-            self._recent_waits.append(data_seconds)
+            self._recent.append((seconds, amount, data_seconds))
 
     def total_seconds(self) -> float:
         """Return the seconds of all steps."""
@@ -128,20 +126,20 @@ class Pace:
 
     def timed_seconds(self) -> float:
         """Return the seconds of the steps that medians are taken over."""
-        return sum(seconds for seconds, _ in self._recent)
+        return sum(seconds for seconds, _, _ in self._recent)
 
     def data_wait(self) -> float | None:
         """Return the share of their time that the same steps waited for data. It is that of their sum: workers hand over several batches
         at once, and a median would see none of the pauses between."""
-        return sum(self._recent_waits) / self.timed_seconds() if self._recent else None
+        return sum(waited for _, _, waited in self._recent) / self.timed_seconds() if self._recent else None
 
     def median_step_seconds(self) -> float | None:
         """Return the median, or None until there is a step beyond the warm-up."""
-        return statistics.median(seconds for seconds, _ in self._recent) if self._recent else None
+        return statistics.median(seconds for seconds, _, _ in self._recent) if self._recent else None
 
     def median_rate(self) -> float | None:
         """Return the median of the amount per second, over the same steps."""
-        return statistics.median(amount / seconds for seconds, amount in self._recent) if self._recent else None
+        return statistics.median(amount / seconds for seconds, amount, _ in self._recent) if self._recent else None
 
 
 def steps_to_time(pace: Pace, seconds: float, *, had_statistics: bool) -> int:
