@@ -41,5 +41,4 @@ KNOB = Knob(
     effect="loss",
     changes="optimizer",
     incompatible_with=_incompatible_with,
-    excludes=("optimizer_8bit",),
 )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from batchscout.trainers.config import TrialConfig
 
 Effect = Literal["none", "rounding", "loss"]
-Part = Literal["settings", "module", "loss", "optimizer"]
+Part = Literal["settings", "loss", "optimizer"]
 
 
 def nothing(_: object) -> str:
@@ -30,13 +30,13 @@ class Knob:
     """What it does to the numbers. none: gradients and weights are the same but for the order of sums. rounding: so are they,
     and ranks add in another order. loss: training itself differs, so the loss must be looked at."""
     changes: Part
-    """The part of a run that it replaces: settings of the trial, the module, its loss, or its optimizer."""
+    """The part of a run that it replaces: settings of the trial, its loss, or its optimizer."""
     incompatible_with: Callable[[TrialConfig], str] = nothing
     """Returns what of a trial's configuration it does not go with, ending with the way out; empty if it goes."""
     missing: Callable[[str], str] = nothing
     """Returns what a machine whose device is of this type (cpu, cuda) lacks, ending with the way out; empty if it has all."""
     excludes: tuple[str, ...] = ()
-    """Other knobs that it does not go with."""
+    """Other knobs that it does not go with; one of the two says so."""
     tried_by_itself: bool = False
     """True if a frontier tries it unasked where memory is what binds. Such a knob changes no number."""
 

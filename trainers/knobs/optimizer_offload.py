@@ -34,5 +34,4 @@ KNOB = Knob(
     changes="optimizer",
     incompatible_with=_incompatible_with,
     missing=needs_cuda("it moves the optimizer's state from a GPU"),
-    excludes=("optimizer_8bit",),
 )
