@@ -22,7 +22,7 @@ from batchscout.trainers.data.draws import drawing_on_device_from, seed_of
 from batchscout.trainers.data.feed import Ask, Feed
 from batchscout.trainers.data.loaders import workers_of
 from batchscout.trainers.data.micro_batches import StepPlan, micro_batches_of
-from batchscout.trainers.data.order import InOrder, LongestFirst, SampleOrder, longest
+from batchscout.trainers.data.order import InOrder, LongestFirst, Order, SampleOrder, longest
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, load_data, num_samples
 from batchscout.trainers.data.streams import Place, Stream
 from batchscout.trainers.knobs import check_machine, with_settings
@@ -297,7 +297,7 @@ def _rank_of(world_size: int) -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def order_of(config: TrialConfig, train_set: Samples) -> SampleOrder | LongestFirst | InOrder:
+def order_of(config: TrialConfig, train_set: Samples) -> Order:
     """Return which samples steps take. A stream does not tell lengths, so it has none that are the longest."""
     if isinstance(train_set, Stream):
         return InOrder()

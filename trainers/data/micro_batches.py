@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from batchscout.trainers.config import MicroBatch, Split, TrialConfig
-from batchscout.trainers.data.order import LongestFirst, micro_batch_numbers, permuted
+from batchscout.trainers.data.order import LongestFirst, Order, micro_batch_numbers, permuted
 from batchscout.trainers.data.samples import Samples, SampleSet
 from batchscout.trainers.data.streams import Stream
 from batchscout.trainers.data.token_budget import cut
-
-
-class Order(Protocol):
-    def indices(self, numbers: Iterable[int], /) -> list[int]:
-        """Return the indices of the data for these sample numbers."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -42,16 +34,13 @@ class StepPlan:
     """None where they are not cut by tokens."""
 
 
-class MicroBatches(Protocol):
-    """Plans steps. A plan depends on nothing that happens in the run, so steps may be planned ahead of it."""
+def micro_batches_of(
+    config: TrialConfig, train_set: Samples, order: Order, rank: int
+) -> BySamples | ByTokens | ByCountFirst:
+    """Return what plans the steps of a run. Raises ValueError where samples are to be cut by tokens that cannot be.
 
-    def of_step(self, first_sample: int, split: Split) -> StepPlan: ...
-
-
-def micro_batches_of(config: TrialConfig, train_set: Samples, order: Order, rank: int) -> MicroBatches:
-    """Return the plans of a run. Raises ValueError where samples are to be cut by tokens that cannot be.
-
-    A run that takes the longest samples first cuts these by count: that is the fullest micro-batch that the budget allows.
+    A plan depends on nothing that happens in the run, so steps may be planned ahead of it. A run that takes the longest
+    samples first cuts these by count: that is the fullest micro-batch that the budget allows.
     """
     if config.micro_batch is None:
         return BySamples(order, rank, config.sample_permutation)

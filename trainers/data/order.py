@@ -75,6 +75,10 @@ class LongestFirst:
         ]
 
 
+Order = SampleOrder | LongestFirst | InOrder
+"""What says which samples of the data steps take."""
+
+
 def longest(samples: SampleSet, count: int, known: Sequence[int] = ()) -> list[int]:
     """Return the indices of the `count` longest samples. known: those of the longest, the longest first, for a set that has no
     `lengths`; where there are none either, the first ones are taken."""
