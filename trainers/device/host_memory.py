@@ -32,7 +32,7 @@ def status_bytes(key: str) -> int:
 
 
 class HostMemory:
-    """DeviceMemory of a CPU host: limits and peaks count from what the process holds before a run."""
+    """A CPU host's memory, asked as `GpuMemory` is: limits and peaks count from what the process holds before a run."""
 
     def idle_bytes(self) -> int:
         return status_bytes("VmData")
