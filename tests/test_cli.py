@@ -453,7 +453,7 @@ def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(
         sample_budget=16,
         statistics=False,
     )  # fmt: skip
-    predicted = predict(config).scaled(-PROCESS_BYTES, 1.0)
+    predicted = predict(config).raised_by(-PROCESS_BYTES)
     assert [predicted.bytes_at(size) / 2**20 for size in (1, 4, 16)] == pytest.approx(MEASURED[mode], rel=1e-3)
 
 

@@ -144,9 +144,7 @@ def _followed(
                 known |= told["known"]
                 continue
             if "outcome" in told:
-                match told["seconds"]:
-                    case [fixed, of_each]:
-                        told["seconds"] = fixed, of_each
+                told["seconds"] = told["seconds"] and tuple(told["seconds"])
                 return FirstPass(**told)
             if "kind" in told:
                 give_notice(NoticeKind(told["kind"]), told["text"])

@@ -41,11 +41,9 @@ class PeakMemory:
         """Return the largest size up to `largest` that stays within the limit; 0 where one sample does not."""
         return bisect_right(range(1, largest + 1), limit_bytes, key=self.bytes_at)
 
-    def scaled(self, offset_bytes: float, factor: float) -> PeakMemory:
-        """Return offset + factor x this peak, at every micro-batch size."""
-        return PeakMemory(
-            tuple(Line(offset_bytes + factor * line.base_bytes, factor * line.bytes_per_sample) for line in self.lines)
-        )
+    def raised_by(self, num_bytes: float) -> PeakMemory:
+        """Return a peak that is higher by so many bytes at every micro-batch size."""
+        return PeakMemory(tuple(Line(line.base_bytes + num_bytes, line.bytes_per_sample) for line in self.lines))
 
 
 def peak_of(timelines: Mapping[int, Sequence[float]]) -> PeakMemory:

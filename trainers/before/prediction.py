@@ -50,7 +50,7 @@ NEXT = "\x1e"
 # Libraries keep more, once for every larger or new shape, so it shows in the first run at it alone: MKL packing buffers
 # of 1 to 2 MiB a thread (none with MKL_DISABLE_FAST_MM=1), oneDNN its kernels for low precision, 10 MiB (4 with
 # ONEDNN_PRIMITIVE_CACHE_CAPACITY=0).
-PROCESS_BYTES = 1 << 20
+PROCESS_BYTES = 2.0**20
 
 
 class NotPredictable(Exception):
@@ -121,7 +121,7 @@ def predict(config: TrialConfig) -> PeakMemory:
         raise
     except Exception as error:
         raise NotPredictable(why_not_followed(error)) from error
-    return peak_of(timelines).scaled(PROCESS_BYTES, 1.0)
+    return peak_of(timelines).raised_by(PROCESS_BYTES)
 
 
 def _as_traced(config: TrialConfig, micro_batch_size: int) -> TrialConfig:

@@ -85,8 +85,8 @@ def read(source: Source) -> Settings:
     if isinstance(made, Loop) and made.loss is not None:
         _check_evaluates(module, train_set)
         draws = _draws(module, train_set)
-    if isinstance(made, Loop) and made.loss is not None and source.num_targets is None:
-        reduction = _reduction(module, train_set, draws=draws)
+        if source.num_targets is None:
+            reduction = _reduction(module, train_set, draws=draws)
     if reduction == "neither":
         raise LossNotSeen(
             "its loss is one of the whole batch, as a contrastive one is: it grows with the number of samples, and not as a sum, so that no sample has a "
