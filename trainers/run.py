@@ -198,7 +198,7 @@ class Run(Learner):
         return self.num_steps <= FIRST_STEPS or math.ceil(self.num_steps / STEPS_PER_INTERVAL) % THEN_ONE_IN == 0
 
     def metrics(self) -> dict[str, float]:
-        """Return all figures; `loss` is the mean since the last call. A figure that is not available has no key."""
+        """Return all figures, as `Meter.metrics` does."""
         place = {"samples_seen": self.samples_seen, "learning_rate": float(self.optimizer.param_groups[0]["lr"])}
         if self.scaler.is_enabled():
             place["loss_scale"] = self.scaler.get_scale()

@@ -23,7 +23,7 @@ from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.loaders import read_by
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, loaded
 from batchscout.trainers.device.device import pick_device
-from batchscout.trainers.errors import LossFault, LossNotSeen, NoStudy, SourceFault, raised_text, raised_where
+from batchscout.trainers.errors import LossFault, LossNotSeen, SourceFault, raised_text, raised_where
 from batchscout.trainers.model.adding_up import SUM_OR_MEAN, Fault, not_adding_up, read_once, seeded
 from batchscout.trainers.model.losses import autocasting, loss_function
 from batchscout.trainers.sources.adapted import loaders_of, module_of, settings_of
@@ -55,8 +55,7 @@ def _answer(source: Source) -> dict[str, Any]:
     try:
         said = read(source)
     except ValueError as error:
-        kind = "no study" if isinstance(error, NoStudy) else "loss not seen" if isinstance(error, LossNotSeen) else ""
-        return {"fault": str(error), "kind": kind}
+        return {"fault": str(error), "kind": type(error).__name__}
     except Exception as error:
         return {"fault": f"raised {raised_where(error)}; fix it, or debug it by calling it yourself"}
     return asdict(said)

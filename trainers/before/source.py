@@ -14,7 +14,7 @@ from batchscout.trainers.errors import LossNotSeen, NoStudy, NotInTime, SourceFa
 from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.user_code import SCRIPT
 
-_KINDS = {"": SourceFault, "no study": NoStudy, "loss not seen": LossNotSeen}
+_KINDS = {kind.__name__: kind for kind in (NoStudy, LossNotSeen)}
 OTHER_END = "batchscout.trainers.before.read_source"
 LONGEST_SECONDS = 600.0
 """Until an object has been made, or a script has come to its second optimizer step."""
@@ -55,7 +55,7 @@ def read_source(source: Source) -> Settings:
         if "keys" in answer:
             answer |= {name: tuple(answer[name]) for name in ("told", "taken")}
             return Settings(**answer)
-        fault, kind = answer.get("fault"), _KINDS[answer.get("kind", "")]
+        fault, kind = answer.get("fault"), _KINDS.get(answer.get("kind"), SourceFault)
         if is_late:
             kind = NotInTime
             fault = (

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from batchscout.trainers.config import ModelConfig, TrialConfig
+from batchscout.trainers.data.samples import BUILT_IN
 from batchscout.trainers.errors import DataFault
 
-TEXTS = ("python_stdlib", "text", "hf", "chat")
-"""The built-in data sets, whose tokenizer is named beside them."""
 OF_A_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -16,7 +15,7 @@ def check_tokens(config: TrialConfig) -> None:
     """Raise DataFault where a pretrained model would be given tokens that are not its own: what it knows of a number belongs to another
     text. One that was trained on bytes has no tokenizer beside its weights."""
     name, spec = _pretrained(config.model), config.data.kwargs.get("tokenizer")
-    if name is None or config.data.target not in TEXTS or (isinstance(spec, str) and spec != "bytes"):
+    if name is None or config.data.target not in BUILT_IN or (isinstance(spec, str) and spec != "bytes"):
         return
     folder = Path(name)
     if spec == "bytes" and folder.is_dir() and not any((folder / file).is_file() for file in OF_A_TOKENIZER):

@@ -54,7 +54,6 @@ class InOrder:
     """Takes the samples of a stream as they come: their numbers are all there is to know them by."""
 
     def indices(self, numbers: Iterable[int]) -> list[int]:
-        """Return the sample numbers."""
         return list(numbers)
 
 
@@ -68,7 +67,6 @@ class LongestFirst:
         self._indices, self._then = indices, then
 
     def indices(self, numbers: Iterable[int]) -> list[int]:
-        """Return the indices of the data for these sample numbers."""
         return [
             self._indices[number % len(self._indices)] if number < self.num_samples else self._then.indices([number])[0]
             for number in numbers

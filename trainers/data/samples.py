@@ -28,6 +28,7 @@ class SampleSet(Protocol):
 Samples = SampleSet | Stream
 
 BUILT_IN = {"python_stdlib": python_stdlib, "text": text, "hf": hf, "chat": chat}
+"""The data sets that have a name. All are texts, whose tokenizer is named beside them."""
 SAMPLES_LOOKED_AT = 16
 """So many of the first samples of a stream are kept at least, for what looks at a few."""
 
