@@ -24,7 +24,6 @@ from batchscout.trainers.files import exists, own_file
 FILE_NAME = "steps.jsonl"
 NUM_DIGITS = {"loss": 7, "gradient_norm": 7, "learning_rate": 7, "data_wait": 2}
 """The significant digits of each figure; a share of a time is not known to more."""
-FIGURES = tuple(NUM_DIGITS)
 _FIRST_NUMBER = re.compile(rb'"first_step": (\d{1,18})[,}]')
 _FIRST_SAMPLES = re.compile(rb'"samples_seen": \[(\d{1,18})[,\]]')
 
@@ -53,7 +52,7 @@ class Step:
 def line_of(steps: Sequence[Step]) -> str:
     """Return the line for steps that follow each other; there is at least one."""
     line: dict[str, Any] = {"first_step": steps[0].number, "samples_seen": [step.samples_seen for step in steps]}
-    line |= {name: [_short(getattr(step, name), NUM_DIGITS[name]) for step in steps] for name in FIGURES}
+    line |= {name: [_short(getattr(step, name), digits) for step in steps] for name, digits in NUM_DIGITS.items()}
     return lines.line_of(json.dumps(line).encode()).decode()
 
 
@@ -116,7 +115,7 @@ def _steps_of(line: bytes) -> list[Step]:
     if body is None:
         return []
     told = json.loads(body)
-    columns = zip(told["samples_seen"], *(map(_number, told[name]) for name in FIGURES), strict=True)
+    columns = zip(told["samples_seen"], *(map(_number, told[name]) for name in NUM_DIGITS), strict=True)
     return [Step(number, *figures) for number, figures in enumerate(columns, start=told["first_step"])]
 
 

@@ -56,9 +56,7 @@ def collate(samples: list[Any]) -> Any:
     if not _is_record(samples[0]):
         return stacked(samples)
     names = [field.name for field in fields(samples[0])]
-    return _with_fields(
-        copy.copy(samples[0]), {name: collate([getattr(one, name) for one in samples]) for name in names}
-    )
+    return _with_fields(samples[0], {name: collate([getattr(one, name) for one in samples]) for name in names})
 
 
 def move(batch: Any, device: torch.device) -> Any:
@@ -72,7 +70,7 @@ def move(batch: Any, device: torch.device) -> Any:
     if _moves_itself(batch):
         return _moved_by_itself(_pinned(batch, device), device)
     if isinstance(batch, MutableMapping):
-        return _with(copy.copy(batch), {key: move(value, device) for key, value in batch.items()})
+        return _with(batch, {key: move(value, device) for key, value in batch.items()})
     if isinstance(batch, Mapping):
         return {key: move(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -80,9 +78,7 @@ def move(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(move(value, device) for value in batch)
     if _is_record(batch):
-        return _with_fields(
-            copy.copy(batch), {field.name: move(getattr(batch, field.name), device) for field in fields(batch)}
-        )
+        return _with_fields(batch, {field.name: move(getattr(batch, field.name), device) for field in fields(batch)})
     return batch
 
 
@@ -97,7 +93,7 @@ def _pinned(batch: Any, device: torch.device) -> Any:
         return batch.pin_memory()
     if isinstance(batch, MutableMapping):
         tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
-        return _with(copy.copy(batch), {key: _pinned(value, device) for key, value in tensors.items()})
+        return _with(batch, {key: _pinned(value, device) for key, value in tensors.items()})
     return batch
 
 
@@ -109,12 +105,14 @@ def _moved_by_itself(batch: Any, device: torch.device) -> Any:
 
 
 def _with(mapping: MutableMapping[Any, Any], values: dict[Any, Any]) -> MutableMapping[Any, Any]:
-    mapping.update(values)
-    return mapping
+    copied = copy.copy(mapping)
+    copied.update(values)
+    return copied
 
 
-def _with_fields(copied: Any, values: dict[str, Any]) -> Any:
-    """Set the fields of a dataclass, frozen or not, without running its __init__ on what it has made of its arguments."""
+def _with_fields(record: Any, values: dict[str, Any]) -> Any:
+    """Return a copy of a dataclass, frozen or not, with these fields, without running its __init__ on what it has made of its arguments."""
+    copied = copy.copy(record)
     for name, value in values.items():
         object.__setattr__(copied, name, value)
     return copied

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from batchscout.trainers.sources.sampling import places_of, refuse_batches_of_its_own
 from batchscout.trainers.sources.settings import num_samples_of
 
-HELD_OUT = 0.1
+EVERY = 10
+"""Of so many training samples one is held out where there are no others to validate on."""
 EVERY_TENTH = "every tenth sample is held out and only evaluated"
-"""Of the training samples, where a script shows no others: the share that is only evaluated."""
 
 
 def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]:
@@ -28,7 +28,7 @@ def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]
             f"there are no data to validate on, and too few training samples ({len(places)}, at least 2) to hold one "
             "out; give it data to validate on, too"
         )
-    every = min(len(places), round(1 / HELD_OUT))
+    every = min(len(places), EVERY)
     kept = [one for n, one in enumerate(places) if n % every != every - 1]
     return of_places(loader, kept), of_places(loader, places[every - 1 :: every])
 
@@ -40,13 +40,13 @@ class Tenths(IterableDataset[Any]):
         self.stream, self.held_out = stream, held_out
 
     def __iter__(self) -> Iterator[Any]:
-        every, number = round(1 / HELD_OUT), -1
+        number = -1
         for number, one in enumerate(self.stream):
-            if (number % every == every - 1) == self.held_out:
+            if (number % EVERY == EVERY - 1) == self.held_out:
                 yield one
-        if number < every - 1:
+        if number < EVERY - 1:
             raise ValueError(
-                f"there are no data to validate on, and too few samples in its stream ({number + 1}, at least {every}) to "
+                f"there are no data to validate on, and too few samples in its stream ({number + 1}, at least {EVERY}) to "
                 "hold one out; give it data to validate on, too"
             )
 
