@@ -125,8 +125,8 @@ def _is_torn(line: bytes) -> bool:
 
 
 def _first_told(line: bytes) -> _First:
-    """Return the least that a damaged line says of its first step. The step stands there in two ways: where one byte
-    has changed, one of them is right, and the least of both never lies behind it."""
+    """Return the first step of a damaged line, by its number and by its samples. Where one byte has changed, one of the two is
+    still right, so the earlier of both is never too late."""
     numbers, samples = _FIRST_NUMBER.findall(line), _FIRST_SAMPLES.findall(line)
     return min(map(int, numbers), default=math.inf), min(map(int, samples), default=math.inf)
 

@@ -5,8 +5,8 @@ prefetches, keeps whole between exchanges and frees is followed as it does it, a
 without those of the library that exchanges. DDP's buckets are followed in `batchscout.trainers.before.one_of_several`.
 
 Eager code only: what is counted is what is dispatched, and a compiled graph plans its buffers by itself. The eager
-prediction is the estimate of a compiled mode until that is measured. A memory budget is the compiler's alone: its peak lies between that of `full` and that of `none`, which is what is
-predicted. The kernels are a CPU's: what CUDA's allocator rounds up and its libraries work in is for a measurement to
+prediction is the estimate of a compiled mode until that is measured. Only the compiler knows a memory budget's peak, which
+lies between those of `full` and `none`: that of `none` is predicted. The kernels are a CPU's: what CUDA's allocator rounds up and its libraries work in is for a measurement to
 add.
 """
 

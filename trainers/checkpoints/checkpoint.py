@@ -30,7 +30,7 @@ SET_ASIDE = "set_aside"
 that of the run's own, which a study deletes when it has no use for them."""
 
 WhyNot = Callable[[Path, dict[str, Any]], str | None]
-"""(file, what it holds) -> why a run must not go on from it, after "it"; None where it may."""
+"""Takes a file and what it holds. Returns why a run must not go on from it, as a sentence without its subject; None where it may."""
 
 
 def save_checkpoint(directory: Path, token: str, samples_seen: int, state: dict[str, Any], keep: int) -> Path:

@@ -77,7 +77,8 @@ def _build_or_mend(entry: Path, build: Callable[[Path], None], fault: str | None
 def alone(entry: Path) -> Iterator[bool]:
     """Let one process of this machine at a time through, and yield whether it has waited for another.
 
-    A file beside the entry is locked by that process, so that one that is killed keeps nobody waiting, and has its number. Where there can be no such file or no lock, all go through: each builds aside, and of two builders the first wins.
+    The process locks a file beside the entry, in which its number stands, and the lock ends with it: one that is killed keeps nobody
+    waiting. Where such a file or lock is not possible, all go through: each builds aside, and the first to finish wins.
     """
     lock = entry.with_name(f".{entry.name[:16]}.lock")
     try:

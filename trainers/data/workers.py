@@ -73,8 +73,7 @@ def named(indices: Sequence[int]) -> str:
 def codes_of_ended(workers: Iterable[BaseProcess], seconds: float) -> list[int]:
     """Return the exit codes of the workers that have ended, but for 0; wait at most so long for one.
 
-    Whoever talks to a process may see that its connections are closed a moment before it has an exit code, and so does who waits for its
-    sentinel, which is one of them.
+    The connections of a process, its sentinel among them, may be closed a moment before it has an exit code.
     """
     deadline, workers = time.monotonic() + seconds, list(workers)
     while not (codes := [code for worker in workers if (code := worker.exitcode)]) and time.monotonic() < deadline:

@@ -65,8 +65,7 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig, *, lengths_differ: bo
 
 @contextlib.contextmanager
 def as_it_was_made(model: nn.Module) -> Iterator[None]:
-    """Have the model's modules under their own names, as its code made them, for as long as the block runs: what wraps a block is a
-    part of their names."""
+    """Within this, the model has no checkpoint wrappers: they add to the names of the modules that they wrap."""
     wrapped = [
         (parent, name, child)
         for parent in model.modules()

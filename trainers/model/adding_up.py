@@ -280,8 +280,8 @@ def _over(whole: float, value: float) -> float | None:
 
 @contextlib.contextmanager
 def buffers_kept(module: nn.Module, *, but_counts: bool = False) -> Iterator[None]:
-    """Undo what a forward in training mode does to BatchNorm's statistics and the like. but_counts: whether whole numbers stay as they
-    become."""
+    """Undo what a forward in training mode does to BatchNorm's statistics and the like. but_counts: true to leave buffers of integers as
+    the forward has made them."""
     kept = [buffer for buffer in module.buffers() if buffer.is_floating_point() or not but_counts]
     before = [(buffer, buffer.clone()) for buffer in kept]
     try:

@@ -150,8 +150,8 @@ class _Contents:
             yield from self._of_attributes(part, but=("training",))
 
     def _of_attributes(self, value: object, but: tuple[str, ...] = ()) -> Iterator[Part]:
-        """Tell what others may read, and numbers and texts that the user's own class keeps for itself. What else is kept so may be another in
-        another process."""
+        """Tell public attributes, and private ones of the user's own class that are numbers or texts: other private ones may differ between
+        processes."""
         names = {*getattr(value, "__dict__", ()), *getattr(value, "__slots__", ())} - set(but)
         is_own = not is_of_a_library(type(value))
         for name in sorted(name for name in names if hasattr(value, name)):

@@ -41,7 +41,8 @@ class Fit:
     module: Any
     """The LightningModule."""
     data: Any
-    """What has `train_dataloader` and `val_dataloader`, a LightningDataModule or the module itself; or the loaders (train, val), of which the second may be None."""
+    """What has `train_dataloader` and `val_dataloader`, a LightningDataModule or the module itself; or the loaders (train, val), whose val
+    may be None."""
     trainer: Any = None
     """None where the callable returned none."""
     _set_up: set[int] = field(default_factory=set)

@@ -123,8 +123,8 @@ def _refuse_what_cannot_be_honoured(module: Any) -> None:
 
 
 def groups(model: OfLightning) -> list[dict[str, Any]]:
-    """Return the groups that its module configures. Asked for once: the data that this takes is let go, as it may fill the memory that
-    is then measured."""
+    """Return the groups that its module configures. It can be called once: the data that this needs is freed, as it would count in the
+    memory that is measured next."""
     fit, model.fit = model.fit, None
     assert fit is not None, "an optimizer is made once"
     return groups_of(_configured(fit)[0])

@@ -37,8 +37,8 @@ def build_optimizer(model: nn.Module, config: TrialConfig) -> Optimizer:
 
 
 def fixed_rates(model: nn.Module, config: TrialConfig) -> tuple[list[float], int]:
-    """Return the learning rates of the groups that stay as they are whatever the run's is, and how many groups there are. Only what a user's
-    own callable makes may have such."""
+    """Return the learning rates of the groups that do not follow the run's, and how many groups there are. Only what a user's own callable
+    makes may have such groups."""
     of_run, of_twice_that = (
         [float(group["lr"]) for group in build_optimizer(model, one).param_groups]
         for one in (config, config.model_copy(update={"learning_rate": 2 * config.learning_rate}))
