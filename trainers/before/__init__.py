@@ -1,5 +1,1 @@
-"""What is done before a run.
-
-One real pass belongs here, the prediction of the peak memory, and compilation. What is done while a run trains does
-not.
-"""
+"""What is done before a run: one real pass, the prediction of the peak memory, and compilation. Nothing here runs while a run trains."""

@@ -6,8 +6,8 @@ without those of the library that exchanges. DDP's buckets are followed in `batc
 
 Eager code only: what is counted is what is dispatched, and a compiled graph plans its buffers by itself. The eager
 prediction is the estimate of a compiled mode until that is measured. Only the compiler knows a memory budget's peak, which
-lies between those of `full` and `none`: that of `none` is predicted. The kernels are a CPU's: what CUDA's allocator rounds up and its libraries work in is for a measurement to
-add.
+lies between those of `full` and `none`: that of `none` is predicted. The kernels are a CPU's: what CUDA's allocator rounds up
+and its libraries work in is for a measurement to add.
 """
 
 from __future__ import annotations

@@ -1,5 +1,2 @@
-"""What a run computes on.
-
-The device belongs here, what it can compute, how much of its memory a run may take, and what else the machine does
-meanwhile. Models and data do not: nothing here knows them.
-"""
+"""What a run computes on: the device, what it can compute, how much of its memory a run may take, and what else the machine does meanwhile.
+Nothing here knows models or data."""

@@ -1,5 +1,2 @@
-"""What is trained.
-
-The model belongs here, its loss, what users' models and losses must return, what the backward pass keeps, and how
-several ranks hold one model. The optimizer and the micro-batches of a step do not.
-"""
+"""What is trained: the model and its loss, what users' own must return, what the backward pass keeps, and how several ranks hold one model.
+The optimizer and the micro-batches of a step are in step/."""

@@ -1,5 +1,2 @@
-"""What gradients and updates say of the noise in them.
-
-What is measured in a step belongs here, what is estimated from it, and the file that keeps it. How a run stops for a
-snapshot of its noise does not.
-"""
+"""The noise in gradients and updates: what is measured in a step, what is estimated from it, and the file that keeps it. How a run stops for
+a snapshot of its noise is in reporting/."""

@@ -1,5 +1,2 @@
-"""What a run says while it trains.
-
-When it reports and saves belongs here, how it is evaluated, and how its gradient noise is measured at weights that
-stand still. What the driver reads of a run does not: that loads no torch.
-"""
+"""What a run says while it trains: when it reports and saves, how it is evaluated, and how its gradient noise is measured at weights that
+stand still. What the driver reads of a run is not here: that loads no torch."""
