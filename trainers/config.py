@@ -493,7 +493,7 @@ class TrialConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _branches_lie_within_the_budget(self) -> TrialConfig:
+    def _the_budget_is_long_enough(self) -> TrialConfig:
         late = [count for count in self.kept_checkpoints if count >= self.sample_budget]
         if late:
             raise ValueError(
@@ -505,6 +505,11 @@ class TrialConfig(Strict):
                 f"branch_from begins at {self.branch_from.samples} samples, and sample_budget ({self.sample_budget}) counts "
                 "those before the branch too; raise sample_budget, or begin earlier"
             )
+        if self.sample_budget < self.effective_batch_size:
+            raise ValueError(
+                f"sample_budget ({self.sample_budget}) is smaller than one effective batch "
+                f"({self.effective_batch_size}); raise sample_budget or lower the batch"
+            )
         return self
 
     @model_validator(mode="after")
@@ -513,15 +518,6 @@ class TrialConfig(Strict):
             raise ValueError(
                 f"noise_snapshots has {len(self.noise_snapshots)} sample counts, but statistics is false; set statistics: true "
                 "or leave noise_snapshots empty"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _budget_holds_a_step(self) -> TrialConfig:
-        if self.sample_budget < self.effective_batch_size:
-            raise ValueError(
-                f"sample_budget ({self.sample_budget}) is smaller than one effective batch "
-                f"({self.effective_batch_size}); raise sample_budget or lower the batch"
             )
         return self
 
