@@ -82,8 +82,9 @@ def read(source: Source) -> Settings:
     train_set = first_of(train_set, SAMPLES_LOOKED_AT)
     draws, reduction = False, "mean"
     if isinstance(made, Loop) and made.loss is not None:
-        _check_evaluates(module, train_set)
-        draws = _draws(module, train_set)
+        batch = fetch(train_set, list(range(min(SAMPLES_LOOKED_AT, len(train_set)))))
+        _check_evaluates(module, batch)
+        draws = _draws(module, batch)
         if source.num_targets is None:
             reduction = _reduction(module, train_set, draws=draws)
     if reduction == "neither":
@@ -196,9 +197,8 @@ def _mean_and_error(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), error
 
 
-def _check_evaluates(module: nn.Module, train_set: SampleSet) -> None:
+def _check_evaluates(module: nn.Module, batch: Any) -> None:
     """Raise LossNotSeen for a loss that there is in training mode, or with gradients, alone: validation takes it without."""
-    batch = fetch(train_set, list(range(min(SAMPLES_LOOKED_AT, len(train_set)))))
 
     def fault(*, training: bool, gradients: bool) -> Exception | None:
         module.train(training)
@@ -223,9 +223,8 @@ def _check_evaluates(module: nn.Module, train_set: SampleSet) -> None:
     module.train()
 
 
-def _draws(module: nn.Module, train_set: SampleSet) -> bool:
+def _draws(module: nn.Module, batch: Any) -> bool:
     """True if the loss of a batch is another one each time, with dropout off."""
-    batch = fetch(train_set, list(range(min(SAMPLES_LOOKED_AT, len(train_set)))))
     module.eval()
     with torch.no_grad():
         one, other = (float(module(copy.deepcopy(batch))) for _ in range(2))  # it may change it

@@ -170,7 +170,7 @@ def _batch(run: Run, train_set: SampleSet, order: Tensor, turn: int) -> Any:
 
 def _figures(run: Run, scale: Tensor, squares: Tensor, num_targets: Tensor) -> Tensor:
     """Return [mean |g_k|^2, |gbar|^2, targets, mean entry of gbar, |update|^2, |weights|^2] of the gradient in place."""
-    met = run.config.world_size if run.config.parallel == "fsdp" else 1  # then it is the mean over so many ranks
+    met = _over_ranks(run, 1)  # the gradient is the mean over so many ranks
     entries, square = sum_and_square(run.parameters)
     sums = torch.stack([squares.double(), num_targets.double(), entries * met / scale, square * (met / scale) ** 2])
     squares, num_targets, entries, square = _added_up(run, sums)
