@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from batchscout.trainers.config import TrialConfig
-from batchscout.trainers.criteria import CrossEntropyCriterion, Loss, TransformersLoss
+from batchscout.trainers.criteria import CrossEntropyCriterion, TransformersLoss
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.samples import SampleSet
 from batchscout.trainers.errors import said_by
@@ -88,7 +88,11 @@ def head_in(module: nn.Module, config: TrialConfig, batch: Any) -> str:
         if type(layer) is nn.Linear
     ]
     try:
-        logits = _logits(config.loss, module, batch)
+        if isinstance(module, CausalLanguageModel):
+            logits = module.logits(batch)
+        else:
+            assert isinstance(config.loss, CrossEntropyCriterion | TransformersLoss), "the knob was checked"
+            logits = logits_and_targets(config.loss, module, batch)[0]
     finally:
         for hook in hooks:
             hook.remove()
@@ -101,13 +105,6 @@ def head_in(module: nn.Module, config: TrialConfig, batch: Any) -> str:
             raise ValueError(_refused("the model writes into them after that layer: it scales, caps or masks them"))
         return name
     raise ValueError(_refused("they are no linear layer's own output: it scales, caps, moves or casts them"))
-
-
-def _logits(loss: Loss | None, module: nn.Module, batch: Any) -> Tensor:
-    if isinstance(module, CausalLanguageModel):
-        return module.logits(batch)
-    assert isinstance(loss, CrossEntropyCriterion | TransformersLoss), "the knob was checked"
-    return logits_and_targets(loss, module, batch)[0]
 
 
 def _refused(why: str) -> str:
