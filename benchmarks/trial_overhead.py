@@ -28,7 +28,7 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.load import parse_study
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.execution.session import start_ray
-from batchscout.orchestrator.run import run_study
+from batchscout.orchestrator.run import RunOptions, run_study
 from batchscout.orchestrator.study.journal import replay
 
 OUR_TRIALS = 10
@@ -101,7 +101,7 @@ def _study(ranks: int, num_rates: int, *, compiled: bool, micro_batch_sizes: tup
 def _ours(ranks: int, trials: int, run_dir: Path) -> tuple[float, list[float]]:
     """Return (wall-clock seconds of the whole study, the seconds that each trial held its lane)."""
     started = time.perf_counter()
-    ending = run_study(_study(ranks, trials, compiled=False), run_dir, quiet=True)
+    ending = run_study(_study(ranks, trials, compiled=False), run_dir, RunOptions(quiet=True))
     seconds = time.perf_counter() - started
     assert ending.exit_code == 0, ending.message
     return seconds, [trial.seconds for trial in replay(run_dir / "journal.jsonl", "overhead").trials.values()]
@@ -167,7 +167,7 @@ def _train_function(given: dict[str, Any]) -> None:
 def _compile_cost(folder: Path) -> dict[str, float | None]:
     """Return the seconds that a trial holds a warm lane: one that compiles, and one that finds its code compiled."""
     run_dir = folder / "compiled"
-    ending = run_study(_study(1, 3, compiled=True, micro_batch_sizes=(2, 3)), run_dir, quiet=True)
+    ending = run_study(_study(1, 3, compiled=True, micro_batch_sizes=(2, 3)), run_dir, RunOptions(quiet=True))
     assert ending.exit_code == 0, ending.message
     trials = list(replay(run_dir / "journal.jsonl", "overhead").trials.values())
     compiles = [t.seconds for t in trials[1:] if t.measured("compile_seconds") > 0]

@@ -17,7 +17,7 @@ from batchscout.orchestrator.config.load import study_of
 from batchscout.orchestrator.execution.code_shipping import import_from_here
 from batchscout.orchestrator.init.command import Command, command_in
 from batchscout.orchestrator.output.loaded import LoadedStudy, load
-from batchscout.orchestrator.run import run_study
+from batchscout.orchestrator.run import RunOptions, run_study
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.storage.place import on_this_machine, run_place_of
@@ -127,16 +127,15 @@ def find(
         for sentence in told:
             print(f"batchscout: {sentence}", file=sys.stderr)
         try:
-            ending = run_study(
-                config,
-                where,
+            options = RunOptions(
                 address,
                 remeasure=fresh,
                 retry_failed=retry_failed,
                 keep_finished=keep_finished,
                 quiet=quiet,
-                told=told,
+                told=(*told,),
             )
+            ending = run_study(config, where, options)
         except ValueError as error:
             raise ValueError(in_python(str(error))) from error
         said = in_python(ending.message)

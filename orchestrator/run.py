@@ -106,21 +106,25 @@ STOPPED = "stopped; nothing that was measured or saved is lost. To go on, run th
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a run that are not keys of its study; see `run_study`."""
+    """The options of a run that are not keys of its study."""
 
-    address: str | None
-    min_nodes: int
+    address: str | None = None
+    """Of the user's cluster; None: the study has one of its own."""
+    min_nodes: int = 1
     """How many nodes the cluster is to have before the study counts what it holds."""
-    remeasure: bool
+    remeasure: bool = False
     """True if the frontier is to be measured though another study has done so on this machine."""
-    retry_failed: bool
-    keep_finished: bool
-    """True if trials are to be kept though code or data have changed since."""
-    seconds_to_save: int
+    retry_failed: bool = False
+    """True if what failed is to be tried again though nothing has changed that the driver can see."""
+    keep_finished: bool = False
+    """True if trials are to be kept though the user's code or data have changed since."""
+    seconds_to_save: int = SECONDS_TO_SAVE
     """How long the running trials have to save a checkpoint where the study is stopped."""
-    quiet: bool
-    told: tuple[str, ...]
-    began: float | None
+    quiet: bool = False
+    told: tuple[str, ...] = ()
+    """What was told of the object that `from` names when the study was read."""
+    began: float | None = None
+    """When the user's command did, by the monotonic clock; None: now."""
 
     @property
     def of_the_cluster(self) -> tuple[str, ...]:
@@ -142,34 +146,12 @@ class Driver:
     options: RunOptions
 
 
-def run_study(
-    config: StudyConfig,
-    place: RunPlace,
-    address: str | None = None,
-    *,
-    min_nodes: int = 1,
-    remeasure: bool = False,
-    retry_failed: bool = False,
-    keep_finished: bool = False,
-    seconds_to_save: int = SECONDS_TO_SAVE,
-    quiet: bool = False,
-    told: Sequence[str] = (),
-    began: float | None = None,
-) -> Ending:
-    """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input.
-
-    retry_failed: True if what failed is to be tried again though nothing has changed that the driver can see. keep_finished: True if
-    trials are to be kept though the user's code or data have changed since. seconds_to_save: how long the running trials have to save a
-    checkpoint where the study is stopped. told: what was told of the object that `from` names when the study was read.
-    began: when the user's command did, by the monotonic clock; None: now.
-    """
+def run_study(config: StudyConfig, place: RunPlace, options: RunOptions = RunOptions()) -> Ending:
+    """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
     require_libraries(config.tracking)
-    options = RunOptions(
-        address, min_nodes, remeasure, retry_failed, keep_finished, seconds_to_save, quiet, (*told,), began
-    )
     if isinstance(place, Path):
         return _run(config, place, None, options)
-    stored = _held(lambda: StoredStudy(place, runs_trials_here=address is None))
+    stored = _held(lambda: StoredStudy(place, runs_trials_here=options.address is None))
     with contextlib.closing(stored):
         try:
             ending = _run(config, stored.run_dir, stored, options)

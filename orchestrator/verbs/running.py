@@ -85,22 +85,21 @@ def run(arguments: argparse.Namespace) -> int:
     ):  # the libraries' own code, half imported
         from batchscout.orchestrator.output.shown import Terminal, print_answer
         from batchscout.orchestrator.output.tracking import how_to_look
-        from batchscout.orchestrator.run import run_study
+        from batchscout.orchestrator.run import RunOptions, run_study
 
     import_from_here()
     place = place_of_study(arguments, config)
-    ending = run_study(
-        config,
-        place,
+    options = RunOptions(
         arguments.address,
         min_nodes=arguments.min_nodes,
         remeasure=arguments.fresh,
         retry_failed=arguments.retry_failed,
         keep_finished=arguments.keep_finished,
         seconds_to_save=arguments.seconds_to_save,
-        told=told,
+        told=(*told,),
         began=began,
     )
+    ending = run_study(config, place, options)
     leave_dead_terminal()  # the exit code is to tell how the study ended, whoever reads what is printed
     stream = sys.stdout if ending.exit_code == 0 else sys.stderr
     typed = quoted(str(arguments.dir or Path("runs") / config.name))

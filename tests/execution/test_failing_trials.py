@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscout.orchestrator.run import run_study
+from batchscout.orchestrator.run import RunOptions, run_study
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import logs_of
 from batchscout.orchestrator.study.trial import Trial, TrialState
@@ -119,8 +119,8 @@ def test_what_failed_runs_again_when_the_user_asks_and_the_study_ends_well(
     assert first.ending.message.endswith("(where there is nothing to fix: --retry-failed)")
     (trial,) = [trial for trial in first.study.trials.values() if trial.state is TrialState.FAILED]
     config = tiny_study(**first.changes)
-    assert run_study(config, first.run_dir, quiet=True) == first.ending, "nothing has changed"
-    assert run_study(config, first.run_dir, quiet=True, retry_failed=True).exit_code == 0
+    assert run_study(config, first.run_dir, RunOptions(quiet=True)) == first.ending, "nothing has changed"
+    assert run_study(config, first.run_dir, RunOptions(quiet=True, retry_failed=True)).exit_code == 0
     study = replay(first.run_dir / "journal.jsonl", config.name)
     assert study.trials[trial.id].state is TrialState.COMPLETE
     assert study.trials[trial.id].explanation == "tried again; before it failed: ArithmeticError: my own mistake"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscout.orchestrator.output.results import Ending
-from batchscout.orchestrator.run import run_study
+from batchscout.orchestrator.run import RunOptions, run_study
 from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.lines import read_lines
 from batchscout.orchestrator.study.state import Study
@@ -43,7 +43,7 @@ class Ran:
 
 def run(folder: Path, *, remeasure: bool = True, **changes: Any) -> Ran:
     run_dir, config = folder / "run", tiny_study(**changes)
-    ending = run_study(config, run_dir, remeasure=remeasure, quiet=True)
+    ending = run_study(config, run_dir, RunOptions(remeasure=remeasure, quiet=True))
     return Ran(ending, replay(run_dir / "journal.jsonl", config.name), run_dir, changes, folder / "processes")
 
 
