@@ -5,23 +5,17 @@ from __future__ import annotations
 import hashlib
 import shutil
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
-from batchscout.orchestrator.study.storage.lease import NUM_DIGITS
 from batchscout.orchestrator.study.storage.place import ObjectStore
 from batchscout.trainers.data.cache import cache_directory
 
 
-def copies_for_the_driver(store: ObjectStore) -> Path:
-    return _copies(store, "")
-
-
-def copies_for_ranks(store: ObjectStore) -> Path:
-    """On a cluster, whose machines are not all the driver's."""
-    return _copies(store, "-ranks")
-
-
-def generation_name(generation: int) -> str:
-    return f"{generation:0{NUM_DIGITS}d}"
+def copies_of(store: ObjectStore, whose: Literal["driver", "ranks"]) -> Path:
+    """Return where this machine keeps them. Ranks have their own on a cluster, whose machines are not all the driver's."""
+    address = str(store).partition("?")[0].rstrip("/")
+    digest = hashlib.sha256(str(store).encode()).hexdigest()[:12]
+    return cache_directory() / "runs" / f"{PurePosixPath(address).name}-{digest}{'-ranks' if whose == 'ranks' else ''}"
 
 
 def discard_earlier_copies(copy: Path) -> None:
@@ -29,9 +23,3 @@ def discard_earlier_copies(copy: Path) -> None:
     for other in copy.parent.iterdir():
         if other.name < copy.name:
             shutil.rmtree(other, ignore_errors=True)
-
-
-def _copies(store: ObjectStore, what_for: str) -> Path:
-    address = str(store).partition("?")[0].rstrip("/")
-    digest = hashlib.sha256(str(store).encode()).hexdigest()[:12]
-    return cache_directory() / "runs" / f"{PurePosixPath(address).name}-{digest}{what_for}"

@@ -195,7 +195,7 @@ class Lease:
                 self._path(earlier).unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"{number:0{NUM_DIGITS}d}"
+        return self._folder / generation_name(number)
 
     def is_held(self) -> bool:
         """True if this process still has it. Asks the storage. Raises OSError where it does not answer."""
@@ -256,7 +256,7 @@ def last_term(folder: Path, now: float) -> Term:
     number = max(_numbers(folder), default=0)
     if number == 0:
         return Term(0, is_released=True)
-    path = folder / f"{number:0{NUM_DIGITS}d}"
+    path = folder / generation_name(number)
     try:
         text, silent = path.read_bytes(), now - path.stat().st_mtime
     except FileNotFoundError:  # whoever has followed has just removed it
@@ -266,6 +266,10 @@ def last_term(folder: Path, now: float) -> Term:
         return Term(number, Holder.told(told), told["seconds"], silent, told["released"], told["silent"])
     except (ValueError, TypeError, KeyError):
         return Term(number, silent_seconds=silent)
+
+
+def generation_name(number: int) -> str:
+    return f"{number:0{NUM_DIGITS}d}"
 
 
 def text_of(told: Mapping[str, object]) -> bytes:

@@ -20,6 +20,7 @@ from batchscout.orchestrator.study.storage.lease import (
     TIMES_IN_A_LEASE,
     Holder,
     Term,
+    generation_name,
     is_gone,
     refused,
     taken_over,
@@ -43,7 +44,7 @@ class ObjectLease:
         if before is not None and not _is_free(term := before.at(now), me):
             raise refused(term, str(store))
         self.number = before.number + 1 if before is not None else 1
-        self._name = f"{self.number:0{NUM_DIGITS}d}-{uuid.uuid4().hex[:12]}"
+        self._name = f"{generation_name(self.number)}-{uuid.uuid4().hex[:12]}"
         self._told = asdict(me) | {"seconds": seconds, "released": False}
         self._lock = threading.Lock()
         self._say(self._told)

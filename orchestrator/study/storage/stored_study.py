@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from batchscout.orchestrator.study.storage.copies import copies_for_the_driver, generation_name
-from batchscout.orchestrator.study.storage.lease import LEASE_SECONDS, Holder
+from batchscout.orchestrator.study.storage.copies import copies_of
+from batchscout.orchestrator.study.storage.lease import LEASE_SECONDS, Holder, generation_name
 from batchscout.orchestrator.study.storage.object_lease import ObjectLease
 from batchscout.orchestrator.study.storage.place import ObjectStore
 from batchscout.orchestrator.study.storage.stored_trials import (
@@ -177,7 +177,7 @@ def _write(path: Path, content: bytes) -> None:
 def _copy_of(store: ObjectStore, generation: int) -> Path:
     """Return the folder of this machine in which this driver works. An earlier driver's is taken over by its new name: should that one
     wake up, it finds its own no more."""
-    copies = copies_for_the_driver(store)
+    copies = copies_of(store, "driver")
     copy = copies / generation_name(generation)
     with own_file(copies):
         make_private_directory(copies)

@@ -7,7 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from batchscout.orchestrator.study.storage.copies import copies_for_ranks, discard_earlier_copies, generation_name
+from batchscout.orchestrator.study.storage.copies import copies_of, discard_earlier_copies
+from batchscout.orchestrator.study.storage.lease import generation_name
 from batchscout.orchestrator.study.storage.place import ObjectStore, files_by_object
 from batchscout.trainers.data.cache import alone
 from batchscout.trainers.files import exists, make_private_directory, own_file
@@ -53,7 +54,7 @@ class StoredTrials:
         return Publication(self.store, folder, below_of(trial_id))
 
     def _copy(self, generation: int) -> Path:
-        return copies_for_ranks(self.store) / generation_name(generation)
+        return copies_of(self.store, "ranks") / generation_name(generation)
 
 
 class Publication:
