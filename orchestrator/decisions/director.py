@@ -38,7 +38,7 @@ from batchscout.orchestrator.study.events import (
 )
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.messages import HeldLane, Message
-from batchscout.orchestrator.study.reuse import Measured, Measurements
+from batchscout.orchestrator.study.reuse import Measurements
 from batchscout.orchestrator.study.state import Conclusion, Halted, heard_from, speed_kind
 from batchscout.orchestrator.study.trial import Metrics, Proposal, Trial, TrialState
 from batchscout.orchestrator.units import counted
@@ -49,8 +49,6 @@ from batchscout.trainers.step_log import Step
 ENOUGH_FAILURES = 3
 # A trial that loses its machine this often between two evaluations is not run again.
 MAX_INTERRUPTIONS = 5
-# The cause of a trial's end, where the message gives none beside its outcome.
-_CAUSES = {"out_of_memory": Cause.OUT_OF_MEMORY, "failed": Cause.FAILED}
 
 
 @dataclass(frozen=True)
@@ -177,11 +175,8 @@ class Director:
         decision = verdicts.on_report(self.context, heard, {**message.metrics}, self._steps[trial_id])
         if message.evaluated:
             self._evaluated(trial_id, message)
-            decision = (
-                decision
-                if decision.action is Action.STOP
-                else verdicts.on_evaluation(self.context, self._trial(trial_id))
-            )
+            if decision.action is not Action.STOP:
+                decision = verdicts.on_evaluation(self.context, self._trial(trial_id))
         if decision.action is Action.GO_ON and self._spending.is_spent:
             decision = stop(Cause.BUDGET, self._spending.reason)
         if decision.action is Action.STOP:
@@ -243,7 +238,7 @@ class Director:
             for wanted in new:
                 self._record(proposed(wanted))
                 if wanted.id in known:
-                    self._reuse(wanted.id, known[wanted.id])
+                    self._record(Ended(id=wanted.id, seconds=0.0, **vars(known[wanted.id])))
             if not known:
                 return
 
@@ -267,18 +262,6 @@ class Director:
         verb = "was" if stopped == 1 else "were"
         cut = [f"{counted(stopped, 'trial')} {verb} stopped: {self._spending.reason}"] if stopped else []
         return cut + [self._spending.left_out(one) for one in self._wanted()[:1]]
-
-    def _reuse(self, trial_id: str, measured: Measured) -> None:
-        event = Ended(
-            id=trial_id,
-            state=measured.state,
-            cause=measured.cause,
-            reason=measured.reason,
-            metrics=measured.metrics,
-            seconds=0.0,
-            reused=measured.reused,
-        )
-        self._record(event)
 
     def _give_up(self) -> None:
         failed = [trial for trial in self.context.trials() if trial.state is TrialState.FAILED]
@@ -319,7 +302,7 @@ class Director:
             case "complete":
                 self._on_complete(trial.id, message)
             case outcome:
-                cause = message.cause or _CAUSES[str(outcome)]
+                cause = message.cause or Cause(outcome)
                 self._end(trial.id, TrialState(outcome), cause, message.reason, {**message.metrics})
 
     def _on_complete(self, trial_id: str, message: Message) -> None:

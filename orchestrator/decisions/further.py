@@ -21,11 +21,9 @@ def events_to_go_further(before: StudyConfig, now: StudyConfig, study: Study) ->
     cut = [] if _spending(now, study).is_spent else [t for t in study.trials.values() if t.cause is Cause.BUDGET]
     further = {trial.stage for trial in cut} | set(_kept_from_more(before, now, study))
     first = [name for name in study.started if name in further and name in study.conclusions][:1]
-    goes_on = [Retried(id=trial.id, reason=WHY, from_checkpoint=True) for trial in cut]
+    why = "budget.device_hours lets it go on"
+    goes_on = [Retried(id=trial.id, reason=why, from_checkpoint=True) for trial in cut]
     return [*goes_on, *(Reopened(stage=name) for name in first)]
-
-
-WHY = "budget.device_hours lets it go on"
 
 
 def _kept_from_more(before: StudyConfig, now: StudyConfig, study: Study) -> Iterator[str]:

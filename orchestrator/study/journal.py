@@ -88,17 +88,14 @@ class Journal:
         """Write the event to disk, then apply it to the study. Raises Halted if the disk refuses, and at every later
         call."""
         with self.at_the_disk():
-            self._append(event)
-
-    def _append(self, event: Event) -> None:
-        self._raise_if_lost(before_a_line=True)
-        try:
-            self._put(event)
-        except StorageLost as error:
-            self._lost = Halted(str(error))
-            with contextlib.suppress(OSError):  # if this fails too, the next writer cuts the torn line off
-                self._file.truncate(self._whole_bytes)
-            raise self._lost from error
+            self._raise_if_lost(before_a_line=True)
+            try:
+                self._put(event)
+            except StorageLost as error:
+                self._lost = Halted(str(error))
+                with contextlib.suppress(OSError):  # if this fails too, the next writer cuts the torn line off
+                    self._file.truncate(self._whole_bytes)
+                raise self._lost from error
 
     def _put(self, event: Event) -> None:
         """Write the event to disk, and to where the study is published, then apply it to the study. Raises StorageLost if either

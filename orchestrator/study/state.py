@@ -137,8 +137,7 @@ class Study:
 
     def count(self, stage: str, *states: TrialState) -> int:
         """Return how many of the stage's trials are in one of these states."""
-        found = [trial for trial in self.trials.values() if trial.state in states]
-        return sum(trial.stage == stage for trial in found)
+        return sum(trial.state in states and trial.stage == stage for trial in self.trials.values())
 
     def in_state(self, stage: str, state: TrialState) -> list[Trial]:
         """Return the stage's trials in this state: those let past the most rungs first, then in the order proposed."""

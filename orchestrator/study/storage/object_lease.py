@@ -115,13 +115,13 @@ class StoredTerm:
 def last_stored_term(store: ObjectStore) -> StoredTerm | None:
     """Return the last generation; None where there was none yet."""
     objects = store.stored(FOLDER)
-    names = sorted((PurePosixPath(name).name for name in objects if "now-" not in name), reverse=True)
-    for name in names[:1]:
-        told = store.read(f"{FOLDER}/{name}")
-        if told is None:  # whoever has followed has just removed it
-            return last_stored_term(store)
-        return StoredTerm(number_of(name), told, objects[f"{FOLDER}/{name}"].time)
-    return None
+    name = max((name for name in objects if "now-" not in name), default=None)
+    if name is None:
+        return None
+    told = store.read(name)
+    if told is None:  # whoever has followed has just removed it
+        return last_stored_term(store)
+    return StoredTerm(number_of(PurePosixPath(name).name), told, objects[name].time)
 
 
 def is_stored_study_run(store: ObjectStore) -> bool:
