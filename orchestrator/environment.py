@@ -17,7 +17,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from batchscout.orchestrator.units import bytes_text, ending_text, listed
@@ -71,7 +71,7 @@ class Environment:
     """The network interfaces of this machine that have an address."""
     without_address: Sequence[str] = ()
     """Its others, such as one that is down."""
-    most: Limits = field(default_factory=lambda: Limits())
+    most: Limits = Limits()
     has_bash: bool = True
     """Whether a program of that name is on the PATH."""
     has_home: bool = True
@@ -97,8 +97,6 @@ class Obstacle:
 def observed_environment() -> Environment:
     names = [name for _, name in socket.if_nameindex()]
     addressed = [name for name in names if _has_address(name)]
-    has_home = not os.path.expanduser("~").startswith("~")
-    has_bash = shutil.which("bash") is not None
     return Environment(
         dict(os.environ),
         sys.flags.optimize,
@@ -106,8 +104,8 @@ def observed_environment() -> Environment:
         addressed,
         [name for name in names if name not in addressed],
         observed_limits(),
-        has_bash,
-        has_home,
+        has_bash=shutil.which("bash") is not None,
+        has_home=not os.path.expanduser("~").startswith("~"),
         has_ray_folder=Path(os.environ.get("RAY_TMPDIR") or "/").is_dir(),
         directory=_directory(),
         reads_utf8=sys.getfilesystemencoding() == "utf-8",
@@ -187,9 +185,7 @@ def obstacles(found: Environment) -> Iterator[Obstacle]:
             "unset PYTHONOPTIMIZE",
         )
     later = [number for number, option in enumerate(found.warning_options) if _is_of_all(option)]
-    options = found.warning_options[
-        later[-1] if later else 0 :
-    ]  # a later one of all warnings comes before those before it
+    options = found.warning_options[later[-1] if later else 0 :]  # one of all warnings overrides those before it
     if of_all_modules := [option for option in options if _is_error_everywhere(option)]:
         yield Obstacle(
             f"Python turns every warning into an error ({', '.join(of_all_modules)} in PYTHONWARNINGS, or with -W), so warnings of "

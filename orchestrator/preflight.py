@@ -240,9 +240,7 @@ def _knobs_to_try_unasked(config: StudyConfig, train_set: SampleSet) -> tuple[st
     named = {*config.named_knobs}
     if named:
         head_if_wanted(trial.model_copy(update={"memory_knobs": tuple(sorted(named))}), train_set)
-    if (
-        frontier is None or frontier.memory_knobs is not None or config.model.target == "gpt"
-    ):  # which has a variant of its own
+    if frontier is None or frontier.memory_knobs is not None or config.model.target == "gpt":  # gpt has a variant
         return None
     unasked = [
         one for one in KNOBS if one.tried_by_itself and not one.incompatible_with(trial) and one.name not in named
@@ -384,8 +382,6 @@ def _act_on(found: FirstPass, what: str, say: Callable[[str], object], *, is_loc
             )
         case _ if found.said:
             say(found.said)
-        case _:
-            pass
 
 
 def _how_it_failed(found: FirstPass) -> str:
@@ -550,11 +546,9 @@ def _check_tritons_compiler() -> None:
 def check_size(config: StudyConfig, train_set: Samples) -> None:
     """Raise ValueError if the data is smaller than the study's smallest step, which must not see a sample twice."""
     effective = given_batch(config.batch, config.world_size).effective_batch_size
-    frontier = config.keys_of(Frontier)
-    if frontier:
+    if frontier := config.keys_of(Frontier):
         effective = frontier.smallest * config.world_size
-    equivalence = config.keys_of(Equivalence)
-    if equivalence and equivalence.effective_batch_size:
+    if (equivalence := config.keys_of(Equivalence)) and equivalence.effective_batch_size:
         effective = max(effective, equivalence.effective_batch_size)
     check_batch(effective, train_set)
 

@@ -210,7 +210,7 @@ def _held(take: Callable[[], Held]) -> Held:
         try:
             return take()
         except RunsOut as held:
-            print(printable(f"{held}; waiting for that"), file=sys.stderr, flush=True)
+            _say_before(f"{held}; waiting for that")
             time.sleep(held.seconds_left + SECONDS_AFTER_A_LEASE)
 
 
@@ -302,10 +302,8 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     started = time.monotonic()
     say("starting Ray and the lanes")
     remedy = "run the same command again" if address is None else "start the cluster again, and run the same command"
-    lost, stopped = (
-        functools.partial(_say_that_the_cluster_is_gone, driver, remedy),
-        functools.partial(_say_at_once, driver, 130, STOPPED),
-    )
+    lost = functools.partial(_say_that_the_cluster_is_gone, driver, remedy)
+    stopped = functools.partial(_say_at_once, driver, 130, STOPPED)
     with ray_cluster(config, address, run_dir, lost, stopped), contextlib.closing(observer):
         resources = _look_at_cluster(driver, is_local=address is None)
         shape = resources.shape
@@ -487,10 +485,7 @@ def _stopped(exit_code: int, why: str, config: StudyConfig, run_dir: Path, journ
             trainer = _finish(config, run_dir, journal).trainer
     except StorageLost as error:
         why += f"; {error}"
-    return Ending(exit_code, f"{why} ({_count(journal.study)})", trainer=trainer)
-
-
-def _count(study: Study) -> str:
-    ended = sum(trial.state.ended for trial in study.trials.values())
-    paused = sum(trial.state is TrialState.PAUSED for trial in study.trials.values())
-    return f"{counted(ended, 'trial')} ended, {paused} paused, {len(study.trials) - ended - paused} unfinished"
+    states = [trial.state for trial in journal.study.trials.values()]
+    ended, paused = sum(state.ended for state in states), states.count(TrialState.PAUSED)
+    count = f"{counted(ended, 'trial')} ended, {paused} paused, {len(states) - ended - paused} unfinished"
+    return Ending(exit_code, f"{why} ({count})", trainer=trainer)

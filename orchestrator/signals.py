@@ -24,7 +24,6 @@ SECONDS_TO_LEAVE = 10.0
 for ever."""
 
 _NUMBERS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-Handler = Callable[[int, FrameType | None], object]
 
 _has_come = False
 _exit_code: int | None = None
@@ -219,8 +218,7 @@ def _cancel_alarm() -> None:
 
 
 @contextlib.contextmanager
-def _handled_by(handler: Handler) -> Iterator[None]:
-    """Handle the signals so."""
+def _handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     before = {number: signal.signal(number, handler) for number in _heard()}
     try:
         yield
