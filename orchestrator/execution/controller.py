@@ -70,9 +70,7 @@ class TellCause(train.UserCallback):
             blame = "machine"
         try:
             ray.get(self._dispatcher.group_died.remote(self._lane, "; ".join(causes), blame, lost))
-        except (
-            RayActorError
-        ):  # without a Dispatcher no group has anything to do: end this Train run with its controller
+        except RayActorError:  # without a Dispatcher there is nothing to do: end this Train run with its controller
             os._exit(1)
 
 

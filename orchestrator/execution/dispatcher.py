@@ -71,9 +71,6 @@ class LaneTold:
     """The host of its rank 0; empty before that has introduced itself."""
 
 
-_NOTHING_KNOWN: Mapping[int, int | None] = {}
-
-
 @dataclass(frozen=True)
 class _Death:
     """What the processes of a lane died of."""
@@ -300,7 +297,7 @@ class _Lane:
         """Return how the processes of these ranks ended, by rank, as `subprocess` does; None where nobody knows."""
         return {rank: await self.processes[rank].exit_code() for rank in ranks if rank in self.processes}
 
-    def die(self, cause: str, blame: Blame, endings: Mapping[int, int | None] = _NOTHING_KNOWN) -> str:
+    def die(self, cause: str, blame: Blame, endings: Mapping[int, int | None]) -> str:
         """Lose the lane's processes to this cause, or rather to their endings, where these are known. Return which.
 
         If they were told to end, their trial is not to blame, however it looks.
@@ -506,7 +503,7 @@ class Dispatcher:
         """Note that the lane's Train run has ended too early, and its processes with it. True, once it is time, if another is to be
         started."""
         dead = self._lanes[lane]
-        dead.die(cause, blame)
+        dead.die(cause, blame, {})
         self._deal_with_death(dead)
         num_lost = dead.count_lost_run()
         self._give_up_after(num_lost, dead, cause)

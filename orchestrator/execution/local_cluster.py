@@ -84,10 +84,8 @@ def _folder() -> Path:
 def _forget_old_sessions(folder: Path) -> None:
     """Remove the sessions that have ended, except the latest ones, which somebody may want to look into."""
     commands = _commands()
-    ended = sorted(
-        session for session in _sessions(folder) if not _runs(_driver_of(session)) and session.name not in commands
-    )
-    for session in ended[:-NUM_KEPT_SESSIONS]:
+    gone = (session for session in _sessions(folder) if not Path("/proc", str(_driver_of(session))).exists())
+    for session in sorted(session for session in gone if session.name not in commands)[:-NUM_KEPT_SESSIONS]:
         shutil.rmtree(session, ignore_errors=True)  # another study may be at it, too
 
 
@@ -114,10 +112,6 @@ def logs_told() -> str:
 
 def _driver_of(session: Path) -> int:
     return int(session.name.rpartition("_")[2])
-
-
-def _runs(process_id: int) -> bool:
-    return Path("/proc", str(process_id)).exists()
 
 
 def ended(servers: Mapping[str, subprocess.Popen[bytes]]) -> str | None:

@@ -333,10 +333,8 @@ def memory_reason(text: str, config: TrialConfig) -> str:
 
 
 def write_traceback(assignment: Assignment, rank: int) -> None:
-    log, said = (
-        Path(assignment.directory) / f"error-rank{rank}.log",
-        shortened(traceback.format_exc(), MOST_OF_A_TRACEBACK),
-    )
+    log = Path(assignment.directory) / f"error-rank{rank}.log"
+    said = shortened(traceback.format_exc(), MOST_OF_A_TRACEBACK)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(said)
@@ -348,9 +346,7 @@ def write_traceback(assignment: Assignment, rank: int) -> None:
             publication.add(log.name)
             if rank == 0:
                 publication.add_what_it_tells()
-        except (
-            StorageLost
-        ) as error:  # the driver's next line goes there, too, and halts the study; the trial failed of something else
+        except StorageLost as error:  # the driver's next line halts the study; the trial failed of something else
             print(f"{error}; it holds:\n{said}", file=sys.stderr)
 
 
