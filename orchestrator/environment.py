@@ -50,12 +50,15 @@ class Limits:
     """What the operating system lets a process have (ulimit -H), each UNLIMITED where it sets none."""
 
     open_files: int = UNLIMITED
+    """The most that this process may raise its own limit to."""
     addresses_bytes: int = UNLIMITED
     file_bytes: int = UNLIMITED
     threads: int = UNLIMITED
     """How many more this user may start."""
     object_store_bytes: int = 0
     """How large a file in memory Ray makes of it."""
+    shared_memory_bytes: int | None = None
+    """The size of /dev/shm; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ def observed_limits() -> Limits:
         return UNLIMITED if limit == resource.RLIM_INFINITY else limit
 
     threads = UNLIMITED if os.getuid() == 0 else most(resource.RLIMIT_NPROC, 0)
+    shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None
     return Limits(
         open_files=most(resource.RLIMIT_NOFILE),
         addresses_bytes=most(resource.RLIMIT_AS, 0),
@@ -146,14 +150,10 @@ def observed_limits() -> Limits:
         object_store_bytes=min(
             int(SHARE_OF_OBJECT_STORE * cgroup.available_bytes()),
             MOST_OF_OBJECT_STORE,
-            max(LEAST_OF_OBJECT_STORE, int(SHARE_OF_SHARED_MEMORY * (shared_memory_bytes() or 0))),
+            max(LEAST_OF_OBJECT_STORE, int(SHARE_OF_SHARED_MEMORY * (shared or 0))),
         ),
+        shared_memory_bytes=shared,
     )
-
-
-def shared_memory_bytes() -> int | None:
-    """Return the size of /dev/shm; None where there is none."""
-    return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None
 
 
 def host_bytes() -> int:

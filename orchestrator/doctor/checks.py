@@ -12,7 +12,6 @@ from batchscout.orchestrator.doctor.facts import (
     Disk,
     Hub,
     Imported,
-    Limits,
     Memory,
     Needs,
     Processors,
@@ -22,6 +21,7 @@ from batchscout.orchestrator.doctor.facts import (
 from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken
 from batchscout.orchestrator.environment import (
     Environment,
+    Limits,
     launcher_text,
     obstacles,
     obstacles_between_ranks,
@@ -60,7 +60,7 @@ def all_checks(seen: Seen) -> list[Check]:
         compiler(seen.compiler, seen.needs, on_gpu=bool(seen.torch.gpus)),
         *map(disk, seen.disks),
         imported("ray", seen.ray, seen.environment),
-        *limits(seen.limits),
+        *limits(seen.environment.most),
         cluster(seen.cluster),
         hub(seen.hub, seen.needs),
         libraries(seen.installed, seen.needs),

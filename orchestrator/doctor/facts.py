@@ -98,16 +98,6 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What Ray and data workers need of the operating system."""
-
-    shared_memory_bytes: int | None
-    """The size of /dev/shm; None where there is none."""
-    open_files: int
-    """The most that this process may raise its own limit to."""
-
-
-@dataclass(frozen=True)
 class Cluster:
     address: str
     """RAY_ADDRESS; empty where it is not set."""
@@ -160,7 +150,6 @@ class Seen:
     compiler: Compiler
     disks: tuple[Disk, ...]
     ray: Imported
-    limits: Limits
     cluster: Cluster
     hub: Hub
     tracker: Tracker

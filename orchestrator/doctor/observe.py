@@ -7,7 +7,6 @@ import json
 import netrc
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from batchscout.orchestrator.doctor.facts import (
     Gpu,
     Hub,
     Imported,
-    Limits,
     Memory,
     Processors,
     Seen,
@@ -35,7 +33,7 @@ from batchscout.orchestrator.doctor.facts import (
     Tracker,
 )
 from batchscout.orchestrator.doctor.needs import needs_of, tree_of
-from batchscout.orchestrator.environment import host_bytes, observed_environment, shared_memory_bytes
+from batchscout.orchestrator.environment import host_bytes, observed_environment
 from batchscout.orchestrator.units import ending_text
 from batchscout.trainers.data.cache import cache_directory
 from batchscout.trainers.device import cgroup
@@ -58,7 +56,13 @@ def observe(study: Path | None, cluster: Cluster) -> Seen:
     return Seen(
         needs=needs,
         environment=observed_environment(),
-        processors=_processors(),
+        processors=Processors(
+            platform.system(),
+            os.cpu_count() or 1,
+            len(os.sched_getaffinity(0)),
+            cgroup.cpu_quota(),
+            os.getloadavg()[0],
+        ),
         memory=Memory(host_bytes(), cgroup.available_bytes(), cgroup.limit_bytes()),
         driver=_driver(),
         torch=torch,
@@ -68,21 +72,10 @@ def observe(study: Path | None, cluster: Cluster) -> Seen:
             disk_at("run directory", Path("runs", name).absolute(), "--dir"),
         ),
         ray=import_elsewhere("ray")[0],
-        limits=_limits(),
         cluster=cluster,
         hub=hub_at(os.environ.get("HF_ENDPOINT") or _HUB),
         tracker=Tracker(needs.wandb, _has_wandb_key()),
         installed=_installed(),
-    )
-
-
-def _processors() -> Processors:
-    return Processors(
-        platform.system(),
-        os.cpu_count() or 1,
-        len(os.sched_getaffinity(0)),
-        cgroup.cpu_quota(),
-        os.getloadavg()[0],
     )
 
 
@@ -152,11 +145,6 @@ def disk_at(holds: str, path: Path, key: str) -> Disk:
     return Disk(holds, path, key, free)
 
 
-def _limits() -> Limits:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Limits(shared_memory_bytes(), sys.maxsize if hard == resource.RLIM_INFINITY else hard)
-
-
 def hub_at(address: str) -> Hub:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return Hub(address, is_offline=True)
@@ -173,7 +161,6 @@ def _asked(address: str) -> Hub:
         urllib.request.urlopen(request, timeout=SECONDS_TO_CONNECT).close()
     except urllib.error.HTTPError as answer:
         answer.close()
-        return Hub(address)
     except (OSError, ValueError) as error:
         return Hub(address, error=str(getattr(error, "reason", error)))
     return Hub(address)

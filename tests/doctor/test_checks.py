@@ -32,7 +32,6 @@ from batchscout.orchestrator.doctor.facts import (
     Gpu,
     Hub,
     Imported,
-    Limits,
     Memory,
     Needs,
     Processors,
@@ -42,7 +41,7 @@ from batchscout.orchestrator.doctor.facts import (
 )
 from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken, has_kernels
 from batchscout.orchestrator.doctor.told import as_json, in_all, print_checks
-from batchscout.orchestrator.environment import Environment
+from batchscout.orchestrator.environment import Environment, Limits
 from batchscout.orchestrator.installed import admitted
 
 H100 = Gpu("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB)
@@ -50,9 +49,10 @@ DRIVER = Driver("550.54", (12, 4), 1)
 FOR_GPUS = Torch(Imported("2.13.0+cu126"), "12.6", ("sm_80", "sm_90"), (H100,))
 FOR_CPUS = Torch(Imported("2.13.0+cpu"))
 CORES = Processors("Linux", 8, 8, None, 0.5)
+ROOMY = Limits(open_files=65536, shared_memory_bytes=8 * GIB)
 WELL = Seen(
     needs=Needs(),
-    environment=Environment({}),
+    environment=Environment({}, most=ROOMY),
     processors=CORES,
     memory=Memory(32 * GIB, 20 * GIB, None),
     driver=DRIVER,
@@ -60,7 +60,6 @@ WELL = Seen(
     compiler=Compiler("gcc", "/usr/bin/gcc"),
     disks=(Disk("data cache", Path("/cache"), "BATCHSCOUT_CACHE", 100 * GIB),),
     ray=Imported("2.60.0"),
-    limits=Limits(8 * GIB, 65536),
     cluster=Cluster(""),
     hub=Hub("https://huggingface.co"),
     tracker=Tracker("off", has_key=False),
@@ -80,7 +79,7 @@ def test_a_machine_that_lacks_nothing_has_no_remedy() -> None:
 
 
 ILL: dict[str, dict[str, Any]] = {
-    "environment": {"environment": Environment({"RAY_TRAIN_V2_ENABLED": "0"})},
+    "environment": {"environment": Environment({"RAY_TRAIN_V2_ENABLED": "0"}, most=ROOMY)},
     "processors": {"processors": replace(CORES, allowed=1)},
     "memory": {"memory": Memory(32 * GIB, GIB, None)},
     "torch": {"torch": Torch(Imported(error="no"))},
@@ -90,8 +89,8 @@ ILL: dict[str, dict[str, Any]] = {
     "compiler": {"compiler": Compiler("gcc", None)},
     "data cache": {"disks": (Disk("data cache", Path("/cache"), "BATCHSCOUT_CACHE", error="Permission denied"),)},
     "ray": {"ray": Imported(error="no")},
-    "shared memory": {"limits": Limits(None, 65536)},
-    "open files": {"limits": Limits(8 * GIB, 1024)},
+    "shared memory": {"environment": Environment({}, most=replace(ROOMY, shared_memory_bytes=None))},
+    "open files": {"environment": Environment({}, most=replace(ROOMY, open_files=1024))},
     "ray cluster": {"cluster": Cluster("head:6379", "nothing answers at head:6379 (Connection refused)", "start it")},
     "network": {"hub": Hub("https://huggingface.co", error="timed out"), "needs": Needs(hub_names=("gpt2",))},
     "libraries": {"needs": Needs(libraries=("peft",))},
@@ -276,7 +275,7 @@ def test_disk(found: Disk, verdict: Verdict, finding: str) -> None:
 
 
 def test_limits_of_the_operating_system() -> None:
-    small, few = limits(Limits(64 * 2**20, 1024))
+    small, few = limits(Limits(open_files=1024, shared_memory_bytes=64 * 2**20))
     assert small.finding.startswith("/dev/shm has 64 MiB: ")
     assert said(few) == ("warning", "at most 1,024, and Ray needs 4,096")
 
