@@ -64,45 +64,26 @@ def judge_rung(
         places_now = max(places_now, early_places(len(ranked), reduction_factor, first=first, demand=demand))
     tied = _value(ranked[0]) + tie
     tied_now = -math.inf if synchronous and missing else tied
-    lines = _Lines(
-        places,
-        places_now,
-        last_on=max(_value(ranked[places_now - 1]), tied_now) if places_now > 0 else -math.inf,
-        last_hope=max(_value(ranked[places - 1]), tied) if places <= len(ranked) else math.inf,
-        tie=tie,
-    )
+    # The worst value that goes on now, and the worst that may go on yet.
+    last_on = max(_value(ranked[places_now - 1]), tied_now) if places_now > 0 else -math.inf
+    last_hope = max(_value(ranked[places - 1]), tied) if places <= len(ranked) else math.inf
+
+    def verdict(entrant: Entrant, place: int) -> Decision:
+        at = f"ranked {place} of {len(ranked)} after {where}"
+        if entrant.protected:
+            return _at_rung(Action.GO_ON, f"{at}; never cut before the end")
+        if _value(entrant) <= last_on:
+            as_good = f", and those within {tie:.3g} of the best" if place > places_now else ""
+            return _at_rung(Action.GO_ON, f"{at}; {_best(places_now)}{as_good}")
+        if _value(entrant) > last_hope:
+            return _at_rung(Action.STOP, f"{at}; {_best(places)}")
+        return _at_rung(Action.PAUSE, f"{at}; waiting for the others")
+
     return {
-        entrant.name: _verdict(entrant, place, f"ranked {place} of {len(ranked)} after {where}", lines)
+        entrant.name: verdict(entrant, place)
         for place, entrant in enumerate(ranked, start=1)
         if not (entrant.promoted or entrant.out)
     }
-
-
-@dataclass(frozen=True)
-class _Lines:
-    """How many of those at a rung go on, and how many are cut."""
-
-    places: int
-    """How many go on from here in the end."""
-    places_now: int
-    """How many go on whoever may still come."""
-    last_on: float
-    """The worst value that goes on now."""
-    tie: float
-    """By how much one may trail the best and goes on all the same."""
-    last_hope: float
-    """The worst value that may go on yet."""
-
-
-def _verdict(entrant: Entrant, place: int, at: str, lines: _Lines) -> Decision:
-    if entrant.protected:
-        return _at_rung(Action.GO_ON, f"{at}; never cut before the end")
-    if _value(entrant) <= lines.last_on:
-        as_good = f", and those within {lines.tie:.3g} of the best" if place > lines.places_now else ""
-        return _at_rung(Action.GO_ON, f"{at}; {_best(lines.places_now)}{as_good}")
-    if _value(entrant) > lines.last_hope:
-        return _at_rung(Action.STOP, f"{at}; {_best(lines.places)}")
-    return _at_rung(Action.PAUSE, f"{at}; waiting for the others")
 
 
 def _best(places: int) -> str:
