@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from batchscout.trainers.files import own_file, written_whole
+from batchscout.trainers.files import written_whole
 
 CLONE = "/batchscout"
 """Where the image has the clone, with the user's code in it: configs/Dockerfile."""
@@ -95,9 +95,7 @@ def _cluster(job: KubeRayJob, name: str) -> dict[str, Any]:
     workers = {"groupName": "lanes", "replicas": job.nodes, "minReplicas": job.nodes, "maxReplicas": job.nodes}
     return {
         "rayVersion": "2.60.0",
-        "authOptions": {
-            "mode": "token"
-        },  # KubeRay makes the token, keeps it in a Secret, and gives it to these pods alone
+        "authOptions": {"mode": "token"},  # KubeRay makes it, keeps it in a Secret, and gives it to these pods alone
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0", "num-gpus": "0", "dashboard-host": "0.0.0.0"},
             "template": _pod("ray-head", job, name, {"cpu": 2, "memory": job.head_memory}),
@@ -122,7 +120,5 @@ def _pod(container: str, job: KubeRayJob, name: str, asked: dict[str, Any]) -> d
 
 def write_manifest(path: Path, job: KubeRayJob) -> None:
     """Write the job's manifest, whole or not at all."""
-    with own_file(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as file:
         file.write(yaml.safe_dump_all(manifest(job), sort_keys=False).encode())

@@ -54,25 +54,14 @@ class Node:
 
 def this_node(environ: Mapping[str, str]) -> Node:
     """Return this node, as srun or SkyPilot tells it. SkyPilot runs tasks on SLURM, too, and is then the one that asks."""
-    return _of_skypilot(environ) if SKYPILOT_RANK in environ else _of_slurm(environ)
-
-
-def _of_skypilot(environ: Mapping[str, str]) -> Node:
-    return Node(
-        number=int(environ[SKYPILOT_RANK]),
-        head=environ["SKYPILOT_NODE_IPS"].split()[0],
-        port=_port(zlib.crc32(environ["SKYPILOT_TASK_ID"].encode())),
-        num_cpus=len(os.sched_getaffinity(0)),
-        num_gpus=int(environ.get("SKYPILOT_NUM_GPUS_PER_NODE", "0")),
-    )
-
-
-def _port(job: int) -> int:
-    """Return the job's own port: two that share a node must not meet, and each has a second one for Ray's client server."""
-    return FIRST_PORT + 2 * (job % (NUM_PORTS // 2))
-
-
-def _of_slurm(environ: Mapping[str, str]) -> Node:
+    if SKYPILOT_RANK in environ:
+        return Node(
+            number=int(environ[SKYPILOT_RANK]),
+            head=environ["SKYPILOT_NODE_IPS"].split()[0],
+            port=_port(zlib.crc32(environ["SKYPILOT_TASK_ID"].encode())),
+            num_cpus=len(os.sched_getaffinity(0)),
+            num_gpus=int(environ.get("SKYPILOT_NUM_GPUS_PER_NODE", "0")),
+        )
     return Node(
         number=int(environ["SLURM_NODEID"]),
         head=environ["SLURM_LAUNCH_NODE_IPADDR"],
@@ -80,6 +69,11 @@ def _of_slurm(environ: Mapping[str, str]) -> Node:
         num_cpus=int(environ["SLURM_CPUS_ON_NODE"]),
         num_gpus=int(environ.get("SLURM_GPUS_ON_NODE", "0")),
     )
+
+
+def _port(job: int) -> int:
+    """Return the job's own port: two that share a node must not meet, and each has a second one for Ray's client server."""
+    return FIRST_PORT + 2 * (job % (NUM_PORTS // 2))
 
 
 def start_command(node: Node, folder: Path) -> list[str]:

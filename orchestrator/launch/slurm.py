@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchscout.trainers.files import own_file, quoted, written_whole
+from batchscout.trainers.files import quoted, written_whole
 
 SECONDS_TO_SAVE, SECONDS_TO_END = 210, 90
 """How long before the end of its time a job is told to save: a step may be long, and so may writing a checkpoint. How much of that is left for its
@@ -97,8 +97,6 @@ def script(job: SlurmJob) -> str:
 
 def write_script(path: Path, job: SlurmJob) -> None:
     """Write the job's script, whole or not at all."""
-    with own_file(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as file:
         file.write(script(job).encode())
 
