@@ -353,15 +353,8 @@ def _first_pass(config: StudyConfig, say: Callable[[str], object]) -> FirstPass:
 
 def _named(part: Part, config: StudyConfig) -> str:
     """Return, in the user's words, what a part of the first pass runs."""
-    match part:
-        case "data":
-            return _data_of(config)
-        case "model":
-            return _model_of(config)
-        case "loss":
-            return _loss_of(config)
-        case "pass":
-            return "the model's first forward and backward pass"
+    named = {"data": _data_of, "model": _model_of, "loss": _loss_of}
+    return named[part](config) if part != "pass" else "the model's first forward and backward pass"
 
 
 def _has_ended_its_process(found: FirstPass) -> bool:

@@ -146,7 +146,7 @@ class Driver:
     options: RunOptions
 
 
-def run_study(config: StudyConfig, place: RunPlace, options: RunOptions = RunOptions()) -> Ending:
+def run_study(config: StudyConfig, place: RunPlace, options: RunOptions) -> Ending:
     """Run what the journal does not hold yet, and write report and recommendation. Raises ValueError for bad input."""
     require_libraries(config.tracking)
     if isinstance(place, Path):

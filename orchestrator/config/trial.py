@@ -27,10 +27,7 @@ def uses_compile(config: StudyConfig) -> bool:
 
 def default_compile(config: StudyConfig) -> Compile:
     """Return what is compiled where neither the study file nor a stage says it."""
-    for one in compiled_in(config.stages) or [True]:
-        if one:
-            return one
-    return False
+    return next((one for one in compiled_in(config.stages) or [True] if one), False)
 
 
 def precisions(config: StudyConfig) -> set[Precision]:

@@ -11,7 +11,6 @@ from batchscout.orchestrator.init.kinds import Kind, Project
 from batchscout.orchestrator.init.reading import Call, Class, Function, Module
 from batchscout.trainers.sources.settings import Settings
 
-_SUMS = "sum"
 _LOSSES = {
     "cross_entropy": r"torch\.nn\.(functional\.cross_entropy|CrossEntropyLoss)",
     "mse": r"torch\.nn\.(functional\.mse_loss|MSELoss)",
@@ -232,13 +231,9 @@ def _loss_of(project: Project, model: tuple[Module, Class | Function] | None) ->
             if found := _loss_type(call):
                 where = f"{module.path.name}, line {call.line} calls {call.name.rpartition('.')[2]}"
                 ignored = call.keywords.get("ignore_index")
-                known = (
-                    {"input", "target", "reduction"}
-                    if call.keywords.get("reduction") == "mean"
-                    else {"input", "target"}
-                )
-                if isinstance(ignored, int):
-                    known.add("ignore_index")
+                known = {"input", "target"}
+                known |= {"reduction"} if call.keywords.get("reduction") == "mean" else set()
+                known |= {"ignore_index"} if isinstance(ignored, int) else set()
                 unlike = tuple(name for name in (*call.keywords, *call.others) if name not in known)
                 return LossFound(found, where, targets, ignored if isinstance(ignored, int) else None, unlike)
     return LossFound("cross_entropy", "no call of a loss was found; cross_entropy takes logits and classes", targets)
@@ -249,7 +244,7 @@ def _own_loss(module: Module, one: Class | Function) -> LossFound | None:
     made_of = one.bases if isinstance(one, Class) else one.returned
     for call in (one.forward if isinstance(one, Class) else None) or ():
         where = f"({module.path.name}, line {call.line})"
-        if _loss_type(call) and call.keywords.get("reduction") == _SUMS:
+        if _loss_type(call) and call.keywords.get("reduction") == "sum":
             return LossFound(None, f"its forward computes a sum {where}: it is to return (loss_sum, num_targets)")
         if _loss_type(call):
             return LossFound("mean", f"its forward computes a mean itself {where}")

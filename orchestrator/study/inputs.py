@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from batchscout.orchestrator.config.keys import StudyConfig
@@ -41,23 +41,17 @@ def packages_of(targets: Sequence[str | None]) -> list[str]:
 
 def sources_of(package: str) -> list[Path]:
     """Return every module of a package; for a module outside any package, every module beside it."""
-    return sorted(file for _, file in _files_of(package))
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return []
+    folders = [Path(folder) for folder in found.submodule_search_locations or ()]
+    inside = (file for folder in folders for file in folder.rglob("*.py"))
+    files = inside if folders else Path(found.origin).parent.glob("*.py")
+    return sorted(file for file in files if file.is_file())
 
 
 LONGEST_NAME = 255
 """A text may be no path at all, and the system refuses to look for one with a longer name."""
-
-
-def _files_of(package: str) -> Iterator[tuple[Path, Path]]:
-    """Yield the modules, each with the directory that its name for people begins at."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
-        return
-    folders = [Path(folder) for folder in found.submodule_search_locations or ()]
-    files = [(folder.parent, file) for folder in folders for file in folder.rglob("*.py")]
-    beside = Path(found.origin).parent
-    files += [] if folders else [(beside, file) for file in beside.glob("*.py")]
-    yield from ((root, file) for root, file in files if file.is_file())
 
 
 def _may_be_a_path(text: str) -> bool:

@@ -115,8 +115,6 @@ def _do_not_wait_at_the_end() -> None:
 class Stored:
     """An object, as a listing tells of it."""
 
-    name: str
-    """Its path below the run directory."""
     num_bytes: int
     time: float
     """When it was written, by the store's clock, in seconds since 1970."""
@@ -146,15 +144,14 @@ class ObjectStore:
 
     @_asked_again
     def stored(self, below: str = "") -> dict[str, Stored]:
-        """Return the objects below a name by their names."""
+        """Return the objects below a name by their names, which are their paths below the run directory."""
         from pyarrow.fs import FileSelector, FileType
 
         with self._asked(below, "listed") as (system, root):
             where = f"{root}/{below}".rstrip("/")
             found = system.get_file_info(FileSelector(where, allow_not_found=True, recursive=True))
         files = [info for info in found if info.type is FileType.File]
-        objects = [Stored(info.path[len(root) + 1 :], info.size, _seconds(info.mtime)) for info in files]
-        return {one.name: one for one in objects}
+        return {info.path[len(root) + 1 :]: Stored(info.size, _seconds(info.mtime)) for info in files}
 
     @_asked_again
     def read(self, name: str) -> bytes | None:
@@ -310,9 +307,7 @@ def is_there(place: RunPlace, name: str) -> bool:
 
 def refuse_file(where: Path) -> None:
     """Raise ValueError where a file was named in place of a run directory: it is likely to be the study file."""
-    if os.path.isfile(
-        where
-    ):  # unlike Path.is_file, no error where storage does not tell: what is read next names that file
+    if os.path.isfile(where):  # unlike Path.is_file no error where storage does not tell: what is read next names it
         raise ValueError(
             f"{quoted(where)} is a file, and what a study has come to is in its run directory; name that (runs/<name of the study>, if --dir "
             "named no other)"
