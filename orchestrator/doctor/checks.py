@@ -16,7 +16,6 @@ from batchscout.orchestrator.doctor.facts import (
     Needs,
     Processors,
     Seen,
-    Tracker,
 )
 from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken
 from batchscout.orchestrator.environment import (
@@ -64,7 +63,7 @@ def all_checks(seen: Seen) -> list[Check]:
         cluster(seen.cluster),
         hub(seen.hub, seen.needs),
         libraries(seen.installed, seen.needs),
-        wandb(seen.tracker),
+        wandb(seen.needs, has_key=seen.has_wandb_key),
     ]
 
 
@@ -230,13 +229,13 @@ def libraries(installed: dict[str, str], needs: Needs) -> Check:
     return Check("libraries", said)
 
 
-def wandb(found: Tracker) -> Check:
-    key = "a key is set" if found.has_key else "no key is set"
-    if found.mode == "online" and not found.has_key:
+def wandb(needs: Needs, *, has_key: bool) -> Check:
+    key = "a key is set" if has_key else "no key is set"
+    if needs.wandb == "online" and not has_key:
         return Check(
             "wandb",
             f"tracking.wandb is online, and {key}",
             "fault",
             "run wandb login, set WANDB_API_KEY, or set tracking.wandb: offline",
         )
-    return Check("wandb", f"tracking.wandb is {found.mode}; {key}")
+    return Check("wandb", f"tracking.wandb is {needs.wandb}; {key}")

@@ -116,14 +116,6 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Tracker:
-    mode: str
-    """tracking.wandb: off, offline or online."""
-    has_key: bool
-    """True if a key for W&B is in the environment or in ~/.netrc."""
-
-
-@dataclass(frozen=True)
 class Needs:
     """What a study file asks of the machine, as far as reading it tells. Without one, nothing in particular."""
 
@@ -134,6 +126,7 @@ class Needs:
     """Models and data that are named as on the hub and lie in no folder here."""
     world_size: int = 1
     wandb: str = "off"
+    """tracking.wandb: off, offline or online."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +145,7 @@ class Seen:
     ray: Imported
     cluster: Cluster
     hub: Hub
-    tracker: Tracker
+    has_wandb_key: bool
+    """True if a key for W&B is in the environment or in ~/.netrc."""
     installed: dict[str, str]
     """The versions of optional libraries that are there."""

@@ -30,7 +30,6 @@ from batchscout.orchestrator.doctor.facts import (
     Processors,
     Seen,
     Torch,
-    Tracker,
 )
 from batchscout.orchestrator.doctor.needs import needs_of, tree_of
 from batchscout.orchestrator.environment import host_bytes, observed_environment
@@ -74,7 +73,7 @@ def observe(study: Path | None, cluster: Cluster) -> Seen:
         ray=import_elsewhere("ray")[0],
         cluster=cluster,
         hub=hub_at(os.environ.get("HF_ENDPOINT") or _HUB),
-        tracker=Tracker(needs.wandb, _has_wandb_key()),
+        has_wandb_key=_has_wandb_key(),
         installed=_installed(),
     )
 

@@ -37,7 +37,6 @@ from batchscout.orchestrator.doctor.facts import (
     Processors,
     Seen,
     Torch,
-    Tracker,
 )
 from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken, has_kernels
 from batchscout.orchestrator.doctor.told import as_json, in_all, print_checks
@@ -62,7 +61,7 @@ WELL = Seen(
     ray=Imported("2.60.0"),
     cluster=Cluster(""),
     hub=Hub("https://huggingface.co"),
-    tracker=Tracker("off", has_key=False),
+    has_wandb_key=False,
     installed={"transformers": "5.0"},
 )
 
@@ -94,7 +93,7 @@ ILL: dict[str, dict[str, Any]] = {
     "ray cluster": {"cluster": Cluster("head:6379", "nothing answers at head:6379 (Connection refused)", "start it")},
     "network": {"hub": Hub("https://huggingface.co", error="timed out"), "needs": Needs(hub_names=("gpt2",))},
     "libraries": {"needs": Needs(libraries=("peft",))},
-    "wandb": {"tracker": Tracker("online", has_key=False)},
+    "wandb": {"needs": Needs(wandb="online")},
 }
 
 
@@ -297,9 +296,9 @@ def test_cluster_libraries_and_wandb() -> None:
     assert cluster(Cluster("head:6379")).verdict == "ok"
     missing = libraries({"transformers": "5.0"}, Needs(libraries=("transformers", "peft")))
     assert (missing.finding, missing.remedy) == ("the study file needs peft", "pip install peft")
-    online = wandb(Tracker("online", has_key=False))
+    online = wandb(Needs(wandb="online"), has_key=False)
     assert said(online) == ("fault", "tracking.wandb is online, and no key is set")
-    assert wandb(Tracker("online", has_key=True)).verdict == "ok"
+    assert wandb(Needs(wandb="online"), has_key=True).verdict == "ok"
 
 
 @pytest.mark.parametrize("columns", [50, 80, 120])
