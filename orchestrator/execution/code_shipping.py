@@ -39,21 +39,16 @@ NOBODY_IMPORTS = frozenset(
 
 
 def runtime_env(address: str | None, run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, str | list[str]]:
-    """Return the runtime_env for ray.init: it ships the current directory to a cluster that is not this process's own.
+    """Return the runtime_env for ray.init: it ships the current directory, without runs, data and hidden files, to a cluster that is not this
+    process's own.
 
     A local cluster (no address) needs none of it: Ray puts the driver's current directory first on the path of every
     worker, on the same disk, so an upload would only cost time. Raises ValueError where workers would import other
-    code.
+    code, and where the directory is too large or has a file that cannot be read.
     """
     refuse_hidden_packages()
-    return working_dir_env(run_dir, data_paths) if address else {}
-
-
-def working_dir_env(run_dir: Path, data_paths: Iterable[Path] = ()) -> dict[str, str | list[str]]:
-    """Return the current directory as `working_dir`, without runs, data and hidden files.
-
-    Raises ValueError where it is too large, or has a file that cannot be read.
-    """
+    if not address:
+        return {}
     here = Path.cwd()
     left_out = _inside(here, [run_dir, *data_paths])
     skipped, patterns = frozenset(left_out), (*((here, line) for line in LEFT_OUT), *_ignore_lines(here))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,15 +25,13 @@ class Change:
 def history_of(path: Path, name: str, trial_id: str) -> list[Change]:
     """Return the events of a journal that changed a trial, and those that tell of something amiss in it. An event that stands twice
     changes nothing the second time."""
-    with heard_by(lambda _: None):  # a damaged line is told where the study itself is read
-        return list(_changes(path, Study(name), trial_id))
-
-
-def _changes(path: Path, study: Study, trial_id: str) -> Iterator[Change]:
+    study, found = Study(name), list[Change]()
     before: Trial | None = None
-    for line in applied(path, study):
-        after = study.trials.get(trial_id)
-        of_it = isinstance(line.event, Noticed) and line.event.id == trial_id
-        if after != before or of_it:
-            yield Change(line.event, before, after)
-        before = after
+    with heard_by(lambda _: None):  # a damaged line is told where the study itself is read
+        for line in applied(path, study):
+            after = study.trials.get(trial_id)
+            of_it = isinstance(line.event, Noticed) and line.event.id == trial_id
+            if after != before or of_it:
+                found.append(Change(line.event, before, after))
+            before = after
+    return found

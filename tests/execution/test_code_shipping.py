@@ -75,7 +75,7 @@ def test_a_local_cluster_is_shipped_nothing(here: Path) -> None:
 
 
 def test_paths_elsewhere_and_the_directory_itself_leave_nothing_out(here: Path, tmp_path: Path) -> None:
-    env = code_shipping.working_dir_env(here, [tmp_path, tmp_path / "data.bin"])
+    env = code_shipping.runtime_env("auto", here, [tmp_path, tmp_path / "data.bin"])
     assert shipped(env) == {"my_model.py"}
 
 

@@ -83,27 +83,22 @@ class Choice:
 
     def said(self) -> str:
         """Return for people which nodes are left idle and why; empty if none are."""
-        if not self._idle_now:
+        now = [node for node in self.idle if node.is_there]
+        if not now:
             return ""
+        kinds = sorted({node.kind or "" for node in now})
+        told = [(kind, [node for node in now if (node.kind or "") == kind]) for kind in kinds]
+        idle = " and ".join(f"{_told(nodes)} {_type(kind)} ({names_of(nodes)})" for kind, nodes in told)
         return (
-            f"the study runs on the {_told(self.nodes)} of type {self.kind} alone, and leaves {self._of_idle()} idle: {ONE_KIND}. "
+            f"the study runs on the {_told(self.nodes)} of type {self.kind} alone, and leaves {idle} idle: {ONE_KIND}. "
             "To use those instead, give a study of its own placement: {device: ...}"
         )
-
-    @property
-    def _idle_now(self) -> list[Node]:
-        return [node for node in self.idle if node.is_there]
 
     def takes(self, node: Node) -> bool:
         """True if lanes may run on a node that has joined since."""
         has_devices = _devices(node, on_gpus=self.on_gpus) > 0
         has_kind = node.kind == self.kind or (node.is_of_any_kind and self._takes_any_kind)
         return has_devices and (self.kind is None or has_kind)
-
-    def _of_idle(self) -> str:
-        kinds = sorted({node.kind or "" for node in self._idle_now})
-        told = [(kind, [node for node in self._idle_now if (node.kind or "") == kind]) for kind in kinds]
-        return " and ".join(f"{_told(nodes)} {_type(kind)} ({names_of(nodes)})" for kind, nodes in told)
 
 
 def nodes_of(described: Iterable[Mapping[str, Any]]) -> list[Node]:
