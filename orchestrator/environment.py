@@ -119,7 +119,7 @@ def observed_environment() -> Environment:
 def _directory() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # which whoever needs it says
+    except FileNotFoundError:  # whoever needs it says so
         return "/"
 
 

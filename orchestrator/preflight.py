@@ -51,9 +51,9 @@ SECONDS_OF_A_PASS = 30.0
 SECONDS_OF_READING = 4.0
 """For the sizes of samples that the data do not tell."""
 _DEBUG = "check the values, or debug it with batchscout trial"
-# The characters of what the user's code raised that are said.
+# So many characters of an error of the user's code are shown.
 MOST_OF_AN_ERROR = 300
-# The characters that are shown of what a crashed process wrote.
+# So many of what a crashed process wrote.
 MOST_OF_AN_ENDING = 1_500
 
 
@@ -72,8 +72,8 @@ def check(
     compiles: True if this machine will compile; on a cluster other nodes than this one may do so. say: what tells people
     that the data or the model have not come after so many seconds. targets_per_sample: None where it is not known. is_new: True
     where the study begins, and its trials depend on what is found. follows:
-    True if the model's forward may be called in this process, to see which memory knobs go with it: it has ended none of its
-    own. Raises ValueError for bad input.
+    True if the model's forward may be called in this process, to see which memory knobs go with it: it did not end the
+    process of the first pass. Raises ValueError for bad input.
     """
     from batchscout.trainers.before.digests import digest_of_model, digests_of_data, num_validated_on_training
     from batchscout.trainers.data.batches import fetch
@@ -458,7 +458,7 @@ def with_predicted_memory(config: StudyConfig, facts: Facts, say: Callable[[str]
 
 @contextlib.contextmanager
 def _in_the_users_words(what: str) -> Iterator[None]:
-    """Turn whatever the user's target raises into one ValueError that says where; a Ctrl-C is none of it."""
+    """Turn whatever the user's target raises into one ValueError that says where, but not a Ctrl-C."""
     try:
         yield
     except (ValueError, StorageLost):
@@ -627,7 +627,7 @@ def _check_grid(config: StudyConfig, facts: Facts) -> None:
 
 
 FASTER_AT_MOST = 30.0
-"""So many times as fast as a pass that was timed once, eager and beside other work, a run may be."""
+"""How many times faster a run may be than the one pass that was timed, eager and beside other work."""
 
 
 def _check_device_hours(config: StudyConfig, facts: Facts) -> None:

@@ -98,7 +98,7 @@ from batchscout.trainers.device import cgroup
 from batchscout.trainers.files import StorageLost, naming_the_disk
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 
-# Clocks count a second somewhat differently.
+# The clocks of two machines do not run equally fast: so much longer than a lease is waited.
 SECONDS_AFTER_A_LEASE = 1.0
 Held = TypeVar("Held")
 STOPPED = "stopped; nothing that was measured or saved is lost. To go on, run the same command again"
@@ -377,7 +377,7 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> ClusterResources:
 
 
 def _marker(driver: Driver, resources: ClusterResources) -> RunMarker | None:
-    """Return what a node sees that may run trials of this study; None where nobody is asked. See `shared_marker`."""
+    """Return what a node can read if it may run trials of this study; None where no node needs to. See `shared_marker`."""
     published, say, nodes = driver.journal.published, driver.progress.say, resources.choice.nodes_there
     if published is not None:
         return store_marker(published.store, nodes, say)

@@ -93,8 +93,8 @@ def _fault_text(error: yaml.YAMLError) -> str:
 def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = lambda _: None) -> StudyConfig:
     """Return the study that a file describes, changed by overrides of the form `a.b=c`.
 
-    Relative paths of the data become absolute here, and what an object under `from` says is read. say: tells people what of that
-    object is otherwise in the study. Raises ValueError that says what is wrong, where, and what would be right.
+    Relative paths of the data become absolute here, and what an object under `from` says is read. say: tells people where the
+    study differs from that object. Raises ValueError that says what is wrong, where, and what would be right.
     """
     if (stored := path / "study.yaml").is_file():
         raise ValueError(

@@ -72,7 +72,7 @@ class From(Strict):
 def with_source(tree: Mapping[str, Any], say: Callable[[str], object]) -> dict[str, Any]:
     """Return a study file's keys with what the object under `from` says, where it has one.
 
-    say: tells people what is otherwise than in the object. Raises ValueError where the object cannot be made, or cannot be honoured.
+    say: tells people where the study file differs from the object. Raises ValueError where the object cannot be made, or cannot be honoured.
     """
     if "from" not in tree:
         return dict(tree)
@@ -117,7 +117,7 @@ def _length(run_samples: int | None) -> dict[str, int]:
 
 
 def _changed(said: Settings, given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the study file has otherwise than the object: its length, and the keys that come before the object's own."""
+    """Yield where the study file differs from the object: in its length, and in keys that override the object's own."""
     run_samples, ranks = _run_samples(said, given), given.get("world_size", 1)
     budget = given.get("sample_budget") or min(run_samples or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
     if run_samples is not None and run_samples != budget and given.get("real_run") is None:

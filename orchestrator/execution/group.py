@@ -22,7 +22,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 def require_cuda() -> None:
-    """Raise ValueError where torch cannot use the GPU that Ray has given this process: NCCL would say it in riddles."""
+    """Raise ValueError where torch cannot use the GPU that Ray has given this process: NCCL's own message does not say so."""
     import torch
 
     if not torch.cuda.is_available():

@@ -64,7 +64,7 @@ class Place:
     lane: str
     rank: int
     marker: RunMarker | None = None
-    """What it sees if it sees the run directory; None where nobody is asked."""
+    """What it can read where it sees the run directory; None: every rank sees it."""
 
     def introduce(self) -> None:
         host = _host(sees_run_directory=self.marker is None or is_seen(self.marker))

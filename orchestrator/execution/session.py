@@ -70,8 +70,8 @@ LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME
 
 @contextlib.contextmanager
 def rays_of_users_ended(say: Callable[[str], None]) -> Iterator[None]:
-    """End on leaving the Ray that a user's code has started meanwhile, as data of Ray's own do unasked: a study's would else run in it, whose
-    ports and files are open to others. One that was there before is the caller's."""
+    """End on leaving the Ray that a user's code has started meanwhile, as data of Ray's own do unasked: the study would run in it, and its ports
+    and files are open to others. One that was there before is the caller's."""
     was_connected = ray.is_initialized()
     yield
     if ray.is_initialized() and not was_connected:
@@ -94,7 +94,7 @@ def ray_cluster(
         return
 
     def leave(exit_code: int) -> NoReturn:
-        """When all is said: Ray's own code ends this process, with words of its own, where it finds its servers ended."""
+        """End this process, once all is said: Ray would end it with words of its own, where it finds its servers ended."""
         end_what_ray_started()
         if adopts_orphans():
             end_descendants()

@@ -70,7 +70,7 @@ class RunBegan(_Event):
     given: dict[str, JsonValue] = {}
     """The keys of the study that its file and options gave; all others had their defaults."""
     told: tuple[str, ...] = ()
-    """What is otherwise in the study than in the object that its `from` names, one sentence each."""
+    """Where the study differs from the object that its `from` names, one sentence each."""
     cluster_options: tuple[str, ...] = ()
     """The options of the command that say on which cluster it runs the study: whoever goes on with it types them again."""
 

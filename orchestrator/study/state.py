@@ -92,7 +92,7 @@ class Study:
     given: dict[str, JsonValue] = field(default_factory=dict, init=False, compare=False)
     """The keys of the study that its file and options gave when it began; none where an earlier version did not write them."""
     told: tuple[str, ...] = field(default=(), init=False, compare=False)
-    """What is otherwise in it than in the object that its `from` names, one sentence each."""
+    """Where it differs from the object that its `from` names, one sentence each."""
     cluster_options: tuple[str, ...] = field(default=(), init=False, compare=False)
     """With which options of `batchscout run` the last driver found its cluster."""
     began: float | None = field(default=None, init=False, compare=False)

@@ -30,7 +30,7 @@ from batchscout.orchestrator.execution.ray_private.cluster import (
     runs_a_monitor,
 )
 
-# How long a request of a driver that is gone may stand, and how long nothing may be asked for after another has asked.
+# How soon a lost driver's request is withdrawn, and this study's is made again where another job's has replaced it.
 SECONDS_BETWEEN_LOOKS = 2.0
 
 

@@ -242,7 +242,7 @@ class Lease:
 
 
 def is_gone(holder: Holder | None, me: Holder, *, others_here_are_gone: bool) -> bool:
-    """True if it is known that a holder has ended, and not only silent."""
+    """True if it is known that a holder has ended, and is not only silent."""
     if holder is None:
         return False
     is_numbered_as_we_are = holder.boot in ("", me.boot) and holder.numbered_in in ("", me.numbered_in)
