@@ -40,9 +40,9 @@ class ObjectLease:
         """Take the next generation. Raises ValueError, naming the holder, where another process has the last one."""
         self._store, self._seconds = store, seconds
         now = _now_of(store)  # first: what is asked afterwards may take long, and its holder lives meanwhile
-        before = last_stored_term(store)
-        if before is not None and not _is_free(term := before.at(now), me):
-            raise refused(term, str(store))
+        before = last_stored_term(store, now)
+        if before is not None and not _is_free(before, me):
+            raise refused(before, str(store))
         self.number = before.number + 1 if before is not None else 1
         self._name = f"{generation_name(self.number)}-{uuid.uuid4().hex[:12]}"
         self._told = asdict(me) | {"seconds": seconds, "released": False}
@@ -73,7 +73,7 @@ class ObjectLease:
     def loss(self) -> str:
         """Return in words that another process has followed."""
         with contextlib.suppress(StorageLost):
-            if (last := last_stored_term(self._store)) is not None:
+            if (last := last_stored_term(self._store, time.time())) is not None:
                 return taken_over(last.holder, str(self._store), self._seconds)
         return taken_over(None, str(self._store), self._seconds)
 
@@ -98,36 +98,24 @@ class ObjectLease:
                     self._store.write(f"{FOLDER}/{self._name}", json.dumps(self._told | {"released": True}).encode())
 
 
-class StoredTerm:
-    """The last generation in a store, as its object tells of it."""
-
-    def __init__(self, number: int, told: bytes, seen: float) -> None:
-        fields = json.loads(told)
-        self.number, self.holder = number, Holder.told(fields)
-        self._seconds, self._is_released, self._seen = fields["seconds"], fields["released"], seen
-
-    def at(self, now: float) -> Term:
-        """Return it as it stands at this time of the store's clock."""
-        seconds = self._seconds + SECONDS_OF_A_STORES_CLOCK
-        return Term(self.number, self.holder, seconds, now - self._seen, self._is_released)
-
-
-def last_stored_term(store: ObjectStore) -> StoredTerm | None:
-    """Return the last generation; None where there was none yet."""
+def last_stored_term(store: ObjectStore, now: float) -> Term | None:
+    """Return the last generation, as it stands at this time of the store's clock; None where there was none yet."""
     objects = store.stored(FOLDER)
     name = max((name for name in objects if "now-" not in name), default=None)
     if name is None:
         return None
     told = store.read(name)
     if told is None:  # whoever has followed has just removed it
-        return last_stored_term(store)
-    return StoredTerm(number_of(PurePosixPath(name).name), told, objects[name].time)
+        return last_stored_term(store, now)
+    number, fields = number_of(PurePosixPath(name).name), json.loads(told)
+    seconds = fields["seconds"] + SECONDS_OF_A_STORES_CLOCK
+    return Term(number, Holder.told(fields), seconds, now - objects[name].time, fields["released"])
 
 
 def is_stored_study_run(store: ObjectStore) -> bool:
     """True if a process was heard of there lately that is not known to have ended."""
-    last = last_stored_term(store)
-    return last is not None and not _is_free(last.at(time.time()), Holder.here())
+    last = last_stored_term(store, time.time())
+    return last is not None and not _is_free(last, Holder.here())
 
 
 def _is_free(term: Term, me: Holder) -> bool:
