@@ -77,8 +77,11 @@ def check(
     """
     from batchscout.trainers.before.digests import digest_of_model, digests_of_data, num_validated_on_training
     from batchscout.trainers.data.batches import fetch
-    from batchscout.trainers.data.samples import first_of, load_data
+    from batchscout.trainers.data.samples import first_of, load_data, num_samples
+    from batchscout.trainers.data.targets import counted_in
+    from batchscout.trainers.model.blocks import find_blocks
     from batchscout.trainers.model.losses import loss_function
+    from batchscout.trainers.model.models import num_batch_norms, regularizers
 
     check_compiler(compiles)
     what = _data_of(config)
@@ -97,11 +100,19 @@ def check(
     with _in_the_users_words(_loss_of(config)):
         loss_function(config.loss)  # an import path may not resolve
     with _in_the_users_words(what):
-        facts = replace(
-            _facts(config, train_set, val_set, model, targets_per_sample), longest_sample=longest, contents=contents
+        facts = Facts(
+            num_train_samples=num_samples(train_set),
+            num_val_samples=num_samples(val_set),
+            longest_sample=longest,
+            num_parameters=sum(p.numel() for p in model.parameters()),
+            num_batch_norms=num_batch_norms(model),
+            num_blocks=len(find_blocks(model, config.model.blocks)),
+            counted=counted_in(first_of(train_set, 1), targets_per_sample),
+            regularizers=regularizers(config.model),
+            chunked_cross_entropy=config.model.target == "gpt",
+            contents=contents,
+            memory_knobs=_knobs_to_try_unasked(config, first_of(train_set, 1)) if follows else None,
         )
-        if follows:
-            facts = replace(facts, memory_knobs=_knobs_to_try_unasked(config, first_of(train_set, 1)))
     if is_new:
         with _in_the_users_words(_data_of(config)):
             facts = replace(facts, long_samples=_long_samples(train_set, say))
@@ -208,27 +219,6 @@ def _built(config: StudyConfig, train_set: Samples) -> nn.Module:
     weights = trial.initial_weights
     with naming_the_disk(Path(weights), "read") if weights is not None else contextlib.nullcontext():
         return initial_module(trial, train_set)
-
-
-def _facts(
-    config: StudyConfig, train_set: Samples, val_set: Samples, model: nn.Module, targets_per_sample: float | None
-) -> Facts:
-    from batchscout.trainers.data.samples import first_of, num_samples
-    from batchscout.trainers.data.targets import counted_in
-    from batchscout.trainers.model.blocks import find_blocks
-    from batchscout.trainers.model.models import num_batch_norms, regularizers
-
-    num_blocks = len(find_blocks(model, config.model.blocks))
-    return Facts(
-        num_train_samples=num_samples(train_set),
-        num_val_samples=num_samples(val_set),
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        num_batch_norms=num_batch_norms(model),
-        num_blocks=num_blocks,
-        counted=counted_in(first_of(train_set, 1), targets_per_sample),
-        regularizers=regularizers(config.model),
-        chunked_cross_entropy=config.model.target == "gpt",
-    )
 
 
 def _knobs_to_try_unasked(config: StudyConfig, train_set: SampleSet) -> tuple[str, ...] | None:
