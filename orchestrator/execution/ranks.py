@@ -294,9 +294,8 @@ def failure_reason(error: BaseException) -> str:
 
 def where_paths_begin(error: BaseException) -> str:
     """Return where a relative path led to that was not there, and the remedy; nothing for any other error."""
-    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str | os.PathLike):
-        return ""
-    if Path(error.filename).is_absolute():
+    named = error.filename if isinstance(error, FileNotFoundError) else None
+    if not isinstance(named, str | os.PathLike) or Path(named).is_absolute():
         return ""
     return (
         f" (relative paths begin at {quoted(Path.cwd())} on {socket.gethostname()}: on a cluster a copy of the directory that you ran in, "

@@ -26,18 +26,8 @@ MOST_FILES = 2000
 MOST_BYTES = 2**20
 """A longer file is data."""
 _NOT_LOOKED_INTO = {
-    "venv",
-    "env",
-    "node_modules",
-    "site-packages",
-    "build",
-    "dist",
-    "tests",
-    "test",
-    "__pycache__",
-    "runs",
-    "wandb",
-}
+    "venv", "env", "node_modules", "site-packages", "build", "dist", "tests", "test", "__pycache__", "runs", "wandb",
+}  # fmt: skip
 _NAME = re.compile(r"[^A-Za-z0-9]+")
 
 
