@@ -125,7 +125,7 @@ def run(num_trials: int, run_dir: Path) -> Course:
 
 def _director(config: StudyConfig, journal: Journal, observer: Observer) -> Director:
     context = StageContext(config.stages[0], config, journal.study)
-    return Director(context, journal, observer, NUM_LANES)
+    return Director(context, journal, [observer], NUM_LANES)
 
 
 @contextlib.contextmanager

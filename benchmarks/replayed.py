@@ -24,7 +24,6 @@ from batchscout.orchestrator.config.load import parse_study
 from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.decisions.decision import Action
 from batchscout.orchestrator.decisions.director import Director
-from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import concluded, found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
@@ -159,7 +158,7 @@ def replay(case: Case, seed: int, timing_noise: float, num_lanes: int = 1, real_
         journal.append(RunBegan(token="replay"))
         journal.append(Concluded(**asdict(concluded(_timed(case, seed, timing_noise), ""))))
         for keys in config.stages:
-            player.play(Director(StageContext(keys, config, journal.study), journal, Observer(), num_lanes))
+            player.play(Director(StageContext(keys, config, journal.study), journal, (), num_lanes))
         return _answer(case, config, journal.study, player)
 
 

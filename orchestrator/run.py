@@ -31,7 +31,7 @@ from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.config.trial import precisions, uses_compile
 from batchscout.orchestrator.decisions.director import Director
 from batchscout.orchestrator.decisions.further import events_to_go_further
-from batchscout.orchestrator.decisions.observer import Observer, Observers
+from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.decisions.retries import events_of, tried_again, why_again
 from batchscout.orchestrator.execution.device_peaks import device_peaks
 from batchscout.orchestrator.execution.fleet import ClusterResources, wait_for_room
@@ -297,14 +297,16 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
     config, run_dir, journal, say = driver.config, driver.run_dir, driver.journal, driver.progress.say
     live_report = LiveReport(config, journal.study, run_dir, say)
     trackers = open_trackers(config.tracking, config.name, run_dir, functools.partial(_tell, driver))
-    first: list[Observer] = [] if journal.published is None else [TrialsFetched(journal.published)]
-    observer = Observers([*first, driver.progress, *trackers, live_report])
+    first = [] if journal.published is None else [TrialsFetched(journal.published)]
+    observers: list[Observer] = [*first, driver.progress, *trackers, live_report]
     started = time.monotonic()
     say("starting Ray and the lanes")
     remedy = "run the same command again" if address is None else "start the cluster again, and run the same command"
     lost = functools.partial(_say_that_the_cluster_is_gone, driver, remedy)
     stopped = functools.partial(_say_at_once, driver, 130, STOPPED)
-    with ray_cluster(config, address, run_dir, lost, stopped), contextlib.closing(observer):
+    with ray_cluster(config, address, run_dir, lost, stopped), contextlib.ExitStack() as on_leaving:
+        for tracker in trackers:
+            on_leaving.callback(tracker.close)
         resources = _look_at_cluster(driver, is_local=address is None)
         shape = resources.shape
         marker = None if address is None else _marker(driver, resources)
@@ -320,20 +322,20 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
                 journal.append(change)
             for stage in config.stages:
                 if stage.type not in journal.study.conclusions:
-                    _run_stage(stage, driver, observer, lanes, shape.num_lanes)
+                    _run_stage(stage, driver, observers, lanes, shape.num_lanes)
                 if not journal.study.conclusions[stage.type].ok:
                     break
     shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
     return trackers
 
 
-def _run_stage(stage: StageKeys, driver: Driver, observer: Observer, lanes: Lanes, num_lanes: int) -> None:
+def _run_stage(stage: StageKeys, driver: Driver, observers: list[Observer], lanes: Lanes, num_lanes: int) -> None:
     """Run a stage, or what is left of it, to its conclusion."""
     known = _measurements(driver, lanes) if stage_of(stage).reuses_measurements else None
     with interrupts_between_events() as is_stopping:
         context = StageContext(stage, driver.config, driver.journal.study)
         now = None if lanes.fleet is None else lanes.fleet.lanes_now
-        director = Director(context, driver.journal, observer, num_lanes, is_stopping, known, lanes_now=now)
+        director = Director(context, driver.journal, observers, num_lanes, is_stopping, known, lanes_now=now)
         _run_trials(director, driver, lanes)
         for why in lanes.given_up():
             _tell(driver, Notice(NoticeKind.LANE_GIVEN_UP, f"a lane runs no trials: {why}"))

@@ -65,7 +65,7 @@ class Director:
     """One stage of a study, from its first trial to its conclusion."""
 
     def __init__(
-        self, context: StageContext[StageKeys], journal: Journal, observer: Observer, num_lanes: int,
+        self, context: StageContext[StageKeys], journal: Journal, observers: Sequence[Observer], num_lanes: int,
         is_stopping: Callable[[], bool] = lambda: False, measurements: Measurements | None = None,
         clock: Callable[[], float] = time.monotonic, lanes_now: Callable[[], int] | None = None,
     ) -> None:  # fmt: skip
@@ -77,7 +77,7 @@ class Director:
         """
         self.context, self.num_lanes = replace(context, num_lanes=num_lanes), num_lanes
         self.journal, self.study, self.stage = journal, journal.study, stage_of(context.stage)
-        self._observer, self._is_stopping, self._measurements = observer, is_stopping, measurements
+        self._observers, self._is_stopping, self._measurements = observers, is_stopping, measurements
         self._steps: dict[str, list[Step]] = {}
         """All that were heard of each running trial."""
         self._lanes: dict[str, HeldLane] = {}
@@ -91,7 +91,8 @@ class Director:
         judged."""
         if context.stage.type not in self.study.started:
             self._record(StageBegan(stage=context.stage.type))
-        observer.stage_began(context.stage)
+        for observer in observers:
+            observer.stage_began(context.stage)
 
     # Questions
 
@@ -169,7 +170,8 @@ class Director:
         if message.outcome is not None:
             self._on_outcome(trial, message)
             return Decision(Action.STOP)
-        self._observer.progressed(trial, {**message.metrics})
+        for observer in self._observers:
+            observer.progressed(trial, {**message.metrics})
         self._hear_steps(trial_id, message.steps)
         heard = heard_from(trial, message.lane)
         decision = verdicts.on_report(self.context, heard, {**message.metrics}, self._steps[trial_id])
@@ -381,22 +383,26 @@ class Director:
             self._measurements.remember(self._trial(trial_id))
 
     def _record(self, event: Event) -> None:
-        """Journal the event, then tell the observer."""
+        """Journal the event, then tell the observers, one after the other."""
         self.journal.append(event)
+        for observer in self._observers:
+            self._tell(observer, event)
+
+    def _tell(self, observer: Observer, event: Event) -> None:
         match event:
             case Started():
-                self._observer.started(self._trial(event.id))
+                observer.started(self._trial(event.id))
             case Evaluated():
-                self._observer.evaluated(self._trial(event.id), event.metrics)
+                observer.evaluated(self._trial(event.id), event.metrics)
             case Paused() | Interrupted():
-                self._observer.waits(self._trial(event.id))
+                observer.waits(self._trial(event.id))
             case Ended():
-                self._observer.ended(self._trial(event.id))
+                observer.ended(self._trial(event.id))
             case Noticed():
                 trial = None if event.id is None else self._trial(event.id)
-                self._observer.noticed(trial, Notice(event.notice, event.reason))
+                observer.noticed(trial, Notice(event.notice, event.reason))
             case Concluded():
-                self._observer.concluded(self.study.conclusions[event.stage])
+                observer.concluded(self.study.conclusions[event.stage])
             case _:
                 pass  # proposals, promotions and the like change nothing that an observer shows
 

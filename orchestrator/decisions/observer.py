@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Metrics, Trial
@@ -37,49 +35,3 @@ class Observer:
 
     def concluded(self, conclusion: Conclusion) -> None:
         """A stage has its result."""
-
-    def close(self) -> None:
-        """The driver ends; trials without a final state go on when the study is run again."""
-
-
-class Observers(Observer):
-    """Several observers as one: each hears everything, in the order given."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = observers
-
-    def stage_began(self, stage: StageKeys) -> None:
-        for observer in self._observers:
-            observer.stage_began(stage)
-
-    def started(self, trial: Trial) -> None:
-        for observer in self._observers:
-            observer.started(trial)
-
-    def progressed(self, trial: Trial, metrics: Metrics) -> None:
-        for observer in self._observers:
-            observer.progressed(trial, metrics)
-
-    def evaluated(self, trial: Trial, metrics: Metrics) -> None:
-        for observer in self._observers:
-            observer.evaluated(trial, metrics)
-
-    def waits(self, trial: Trial) -> None:
-        for observer in self._observers:
-            observer.waits(trial)
-
-    def ended(self, trial: Trial) -> None:
-        for observer in self._observers:
-            observer.ended(trial)
-
-    def noticed(self, trial: Trial | None, notice: Notice) -> None:
-        for observer in self._observers:
-            observer.noticed(trial, notice)
-
-    def concluded(self, conclusion: Conclusion) -> None:
-        for observer in self._observers:
-            observer.concluded(conclusion)
-
-    def close(self) -> None:
-        for observer in self._observers:
-            observer.close()

@@ -740,7 +740,7 @@ def test_where_lanes_come_and_go_a_trial_is_started_for_each_that_is_there(tmp_p
     there = [0]
     with Journal(tmp_path / "journal.jsonl", RATES.name) as journal:
         context = StageContext(RATES.stages[0], RATES, journal.study)
-        director = Director(context, journal, Observer(), num_lanes=4, lanes_now=lambda: there[0])
+        director = Director(context, journal, (), num_lanes=4, lanes_now=lambda: there[0])
         assert next_trial(director) is None, "no node has come"
         for number in (1, 2):
             there[0] = number

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from batchscout.orchestrator.config.keys import Tracking
-from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.output.tracking import how_to_look, open_trackers, require_libraries
 from batchscout.orchestrator.output.tracking.names import run_id
 from batchscout.orchestrator.output.tracking.runs import Found, OpenRun, TrialRuns
@@ -31,7 +30,7 @@ BLOCK = 32768
 
 
 @pytest.fixture
-def tracker(tmp_path: Path) -> Iterator[Observer]:
+def tracker(tmp_path: Path) -> Iterator[TrialRuns]:
     tracker = opened(Tracking(wandb="offline", project="tests"), tmp_path)
     yield tracker
     tracker.close()
@@ -89,7 +88,7 @@ def read_run(run_dir: Path, trial_id: str) -> list[tuple[Any, list[dict[str, Any
 
 
 @pytest.mark.slow
-def test_a_complete_trial_is_one_run_of_the_group(tracker: Observer, tmp_path: Path) -> None:
+def test_a_complete_trial_is_one_run_of_the_group(tracker: TrialRuns, tmp_path: Path) -> None:
     tracker.started(trial())
     evaluate(tracker, 8, 3.0)
     evaluate(tracker, 16, 2.5)
@@ -106,7 +105,7 @@ def test_a_complete_trial_is_one_run_of_the_group(tracker: Observer, tmp_path: P
 @pytest.mark.parametrize(
     ("state", "code"), [(TrialState.PRUNED, 0), (TrialState.OUT_OF_MEMORY, 0), (TrialState.FAILED, 1)]
 )
-def test_every_end_finishes_its_run(tracker: Observer, tmp_path: Path, state: TrialState, code: int) -> None:
+def test_every_end_finishes_its_run(tracker: TrialRuns, tmp_path: Path, state: TrialState, code: int) -> None:
     tracker.started(trial())
     tracker.ended(replace(trial(), state=state, cause=Cause.RUNG, reason="place 2 of 2"))
     ((_, _, summary, exit_code),) = read_run(tmp_path, "train-m2")
@@ -114,13 +113,13 @@ def test_every_end_finishes_its_run(tracker: Observer, tmp_path: Path, state: Tr
 
 
 def test_a_trial_pruned_while_paused_is_finished_by_a_driver_that_never_started_it(
-    tracker: Observer, tmp_path: Path
+    tracker: TrialRuns, tmp_path: Path
 ) -> None:
     tracker.ended(replace(trial(), state=TrialState.PRUNED, cause=Cause.RUNG, reason="place 2 of 2"))
     assert [code for _, _, _, code in read_run(tmp_path, "train-m2")] == [0]
 
 
-def test_two_runs_open_at_once_keep_their_rows_apart(tracker: Observer, tmp_path: Path) -> None:
+def test_two_runs_open_at_once_keep_their_rows_apart(tracker: TrialRuns, tmp_path: Path) -> None:
     for name in ("a", "b"):
         tracker.started(trial(name))
     for samples in (8, 16):
@@ -133,7 +132,7 @@ def test_two_runs_open_at_once_keep_their_rows_apart(tracker: Observer, tmp_path
         assert [row["val_loss"] for row in rows] == [loss, loss]
 
 
-def test_a_promoted_trial_goes_on_in_its_open_run(tracker: Observer, tmp_path: Path) -> None:
+def test_a_promoted_trial_goes_on_in_its_open_run(tracker: TrialRuns, tmp_path: Path) -> None:
     tracker.started(trial())
     evaluate(tracker, 8, 3.0)
     tracker.started(trial(promoted=frozenset({8})))
@@ -145,7 +144,7 @@ def test_a_promoted_trial_goes_on_in_its_open_run(tracker: Observer, tmp_path: P
 
 @pytest.mark.slow
 def test_a_second_driver_goes_on_with_the_same_run_and_repeats_no_row(
-    tracker: Observer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tracker: TrialRuns, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tracker.started(trial())
     evaluate(tracker, 8, 3.0)

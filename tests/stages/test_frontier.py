@@ -14,7 +14,6 @@ import pytest
 
 from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.decisions.director import Director
-from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.forms import forms, measured_sizes
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, OperatingPoint
@@ -46,7 +45,7 @@ def directed(path: Path, measurements: Measurements, verified: float = 1.0) -> t
     with Journal(path, config.name) as journal:
         know(journal, facts=Facts(num_train_samples=1000))
         context = StageContext(config.stages[0], config, journal.study)
-        director = Director(context, journal, Observer(), 1, measurements=measurements)
+        director = Director(context, journal, (), 1, measurements=measurements)
         started = []
         while trial := next_trial(director):
             started.append(trial.id)

@@ -144,7 +144,7 @@ def director_of(
 ) -> Director:
     keys = next(keys for keys in config.stages if keys.type == stage)
     context = StageContext(keys, config, journal.study)
-    return Director(context, journal, observer or Observer(), num_lanes, clock=clock)
+    return Director(context, journal, [observer] if observer else [], num_lanes, clock=clock)
 
 
 def play_stage(
