@@ -73,8 +73,8 @@ def trainer(**arguments: Any) -> Any:
     return L.Trainer(accelerator="cpu", **dict.fromkeys(quiet, False), **arguments)
 
 
-def said_of(make: Callable[[], Any]) -> Any:
-    return read(Source("lightning", f"{HERE}:{make.__name__}", {}))
+def said_of(form: str) -> Any:
+    return read(Source("lightning", f"{HERE}:of_form", {"form": form}))
 
 
 def trial(make: Callable[..., Any], **kwargs: Any) -> TrialConfig:
@@ -82,79 +82,59 @@ def trial(make: Callable[..., Any], **kwargs: Any) -> TrialConfig:
     groups = "batchscout.trainers.sources.adapted:param_groups"
     optimizer = {"type": "sgd", "betas": [0.0, 0.0], "param_groups": groups, "max_gradient_norm": None}
     shared = {"micro_batch_size": 4, "learning_rate": 0.1, "sample_budget": 16, "compile": False, "statistics": False}
-    loss = {"type": "mean", "over": "targets"}
-    return TrialConfig.model_validate(
-        {
-            "model": place,
-            "data": place,
-            "loss": loss,
-            "optimizer": optimizer,
-            "schedule": {"type": "constant"},
-            **shared,
-        }
-    )
+    said = {"loss": {"type": "mean", "over": "targets"}, "optimizer": optimizer, "schedule": {"type": "constant"}}
+    return TrialConfig.model_validate({"model": place, "data": place, **said, **shared})
 
 
 # Its forms
 
 
-def with_data() -> Any:
-    return Module(), Data()
+TWO_EPOCHS = {"max_epochs": 2, "accumulate_grad_batches": 2}
+ON_SEVERAL_DEVICES = {"max_steps": 100, "accumulate_grad_batches": 2, "devices": 4, "strategy": "ddp"}
+from_datasets = L.LightningDataModule.from_datasets
+FORMS: dict[str, Callable[[], Any]] = {
+    "both loaders": lambda: (Module(), loader(), loader(8)),
+    "a pair of loaders": lambda: (Module(), (loader(), loader(8))),
+    "loaders and trainer": lambda: (Module(), loader(), loader(8), trainer(**TWO_EPOCHS)),
+    "a pair and trainer": lambda: (Module(), (loader(), loader(8)), trainer(**TWO_EPOCHS)),
+    "data of sets": lambda: (Module(), from_datasets(samples(33), val_dataset=samples(8), batch_size=4)),
+    "itself as its data": lambda: (module := WithLoaders(), module),
+    "by itself": lambda: (WithLoaders(),),
+    "by itself, with trainer": lambda: (WithLoaders(), trainer(**TWO_EPOCHS)),
+}
+WITHOUT_VALIDATION: dict[str, Callable[[], Any]] = {
+    "one loader": lambda: (Module(), loader()),
+    "none": lambda: (Module(), loader(), None),
+    "training data alone": lambda: (Module(), from_datasets(samples(33), batch_size=4)),
+    "an empty list": lambda: (Module(), Unvalidated()),
+}
+OTHERS: dict[str, Callable[[], Any]] = {
+    "data": lambda: (Module(), Data()),
+    "several devices": lambda: (Module(), loader(), loader(8), trainer(**ON_SEVERAL_DEVICES)),
+    "sets": lambda: (Module(), samples(33), samples(8)),
+    "two validation loaders": lambda: (Module(), loader(), [loader(8), loader(8)]),
+    "something else": lambda: (Module(), loader(), loader(8), 3),
+    "alone without loaders": lambda: (Module(),),
+    "built from its data": lambda: (BuiltFromItsData([]), Wide([]), trainer(max_epochs=1)),
+    "many samples": lambda: (Reads(), loader(100_000), loader(8), trainer(max_epochs=1)),
+    "many that are looked at": lambda: (Reads(), Counted(), trainer(max_epochs=1)),
+}
 
 
-def with_both_loaders() -> Any:
-    return Module(), loader(), loader(8)
-
-
-def with_a_pair_of_loaders() -> Any:
-    return Module(), (loader(), loader(8))
-
-
-def with_loaders_and_trainer() -> Any:
-    return Module(), loader(), loader(8), trainer(max_epochs=2, accumulate_grad_batches=2)
-
-
-def with_a_pair_and_trainer() -> Any:
-    return Module(), (loader(), loader(8)), trainer(max_epochs=2, accumulate_grad_batches=2)
-
-
-def on_several_devices() -> Any:
-    return Module(), loader(), loader(8), trainer(max_steps=100, accumulate_grad_batches=2, devices=4, strategy="ddp")
+def of_form(form: str) -> Any:
+    return (FORMS | WITHOUT_VALIDATION | OTHERS)[form]()
 
 
 def test_a_step_of_several_devices_takes_the_samples_of_all() -> None:
-    said = said_of(on_several_devices)
+    said = said_of("several devices")
     assert (said.keys["optimizer"]["reference_batch_size"], said.keys["batch"]) == (32, {"micro_batch_size": 4})
     assert (said.run_samples, said.in_steps) == (3200, True)
 
 
-def with_data_of_sets() -> Any:
-    return Module(), L.LightningDataModule.from_datasets(samples(33), val_dataset=samples(8), batch_size=4)
-
-
-def with_itself() -> Any:
-    module = WithLoaders()
-    return module, module
-
-
-def by_itself() -> Any:
-    return (WithLoaders(),)
-
-
-def by_itself_with_trainer() -> Any:
-    return WithLoaders(), trainer(max_epochs=2, accumulate_grad_batches=2)
-
-
-FORMS = [
-    with_both_loaders, with_a_pair_of_loaders, with_loaders_and_trainer, with_a_pair_and_trainer, with_data_of_sets, with_itself,
-    by_itself, by_itself_with_trainer,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("make", FORMS)
-def test_in_each_form_the_same_module_and_samples_are_the_same_study(make: Callable[[], Any]) -> None:
-    said, run, usual = said_of(make), cpu_run(trial(make)), cpu_run(trial(with_data))
-    has_trainer = "trainer" in make.__name__
+@pytest.mark.parametrize("form", FORMS)
+def test_in_each_form_the_same_module_and_samples_are_the_same_study(form: str) -> None:
+    said, run, usual = said_of(form), cpu_run(trial(of_form, form=form)), cpu_run(trial(of_form, form="data"))
+    has_trainer = "trainer" in form
     assert said.keys["optimizer"]["reference_batch_size"] == (8 if has_trainer else 4)
     assert said.run_samples == (66 if has_trainer else None)
     for _ in range(2):
@@ -163,46 +143,18 @@ def test_in_each_form_the_same_module_and_samples_are_the_same_study(make: Calla
     assert all(map(torch.equal, run.module.state_dict().values(), usual.module.state_dict().values()))
 
 
-def without_validation() -> Any:
-    return Module(), loader()
-
-
-def with_none() -> Any:
-    return Module(), loader(), None
-
-
-def with_sets() -> Any:
-    return Module(), samples(33), samples(8)
-
-
-def with_two_validation_loaders() -> Any:
-    return Module(), loader(), [loader(8), loader(8)]
-
-
-def with_something_else() -> Any:
-    return Module(), loader(), loader(8), 3
-
-
-def with_training_data_alone() -> Any:
-    return Module(), L.LightningDataModule.from_datasets(samples(33), batch_size=4)
-
-
-def alone_without_loaders() -> Any:
-    return (Module(),)
-
-
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("form", "said"),
     [
-        (with_sets, r"its train_loader is a TensorDataset, and a study makes its batches .*; return torch.utils.data.DataLoader\(samples, b"),
-        (with_two_validation_loaders, r"its val_loader is a list of several loaders, and a study measures one set; return one DataLoader"),
-        (with_something_else, r"returned \(Module, DataLoader, DataLoader, int\); return what .*; with the Trainer as the last if there is"),
-        (alone_without_loaders, r"Module has no train_dataloader; write it, or return \(model, train_loader, val_loader\)"),
+        ("sets", r"its train_loader is a TensorDataset, and a study makes its batches .*; return torch.utils.data.DataLoader\(samples, b"),
+        ("two validation loaders", r"its val_loader is a list of several loaders, and a study measures one set; return one DataLoader"),
+        ("something else", r"returned \(Module, DataLoader, DataLoader, int\); return what .*; with the Trainer as the last if there is"),
+        ("alone without loaders", r"Module has no train_dataloader; write it, or return \(model, train_loader, val_loader\)"),
     ],
 )  # fmt: skip
-def test_what_no_fit_is_called_with_is_refused_with_what_is(make: Callable[[], Any], said: str) -> None:
+def test_what_no_fit_is_called_with_is_refused_with_what_is(form: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        said_of(make)
+        said_of(form)
 
 
 class Unvalidated(Data):
@@ -210,26 +162,18 @@ class Unvalidated(Data):
         return []
 
 
-def with_an_empty_list() -> Any:
-    return Module(), Unvalidated()
-
-
-@pytest.mark.parametrize("make", [without_validation, with_none, with_training_data_alone, with_an_empty_list])
-def test_without_data_to_validate_on_every_tenth_sample_is_held_out(make: Callable[[], Any]) -> None:
-    sets = [first_of(one, 1) for one in loaded(make(), "a test's")]
+@pytest.mark.parametrize("form", WITHOUT_VALIDATION)
+def test_without_data_to_validate_on_every_tenth_sample_is_held_out(form: str) -> None:
+    sets = [first_of(one, 1) for one in loaded(of_form(form), "a test's")]
     train, val = ({tuple(one[i][0].tolist()) for i in range(len(one))} for one in sets)
     assert (len(train), len(val)) == (30, 3)
     assert not train & val
-    assert any("every tenth sample is held out" in told for told in said_of(make).told)
-
-
-def with_batches_of_its_own() -> Any:
-    return Module(), DataLoader(samples(33), batch_sampler=[[0, 1], [2, 3]])
+    assert any("every tenth sample is held out" in told for told in said_of(form).told)
 
 
 def test_a_loader_that_makes_batches_of_its_own_is_refused_without_data_to_validate_on_too() -> None:
     with pytest.raises(ValueError, match="batch_sampler"):
-        loaded(with_batches_of_its_own(), "a test's")
+        loaded((Module(), DataLoader(samples(33), batch_sampler=[[0, 1], [2, 3]])), "a test's")
 
 
 def test_objects_of_a_notebook_begin_anew_in_every_run(tmp_path: Path) -> None:
@@ -245,17 +189,11 @@ def test_objects_of_a_notebook_begin_anew_in_every_run(tmp_path: Path) -> None:
         assert not torch.equal(cast(Any, run.module).inner.layer.weight, module.layer.weight)
 
 
-MADE_BEFORE = Module()
-
-
-def of_another_run() -> Any:
-    return MADE_BEFORE, loader(), loader(8)
-
-
 def test_a_module_that_another_run_has_trained_is_refused() -> None:
-    module_of(of_another_run())
+    module = Module()
+    module_of((module, Data()))
     with pytest.raises(ValueError, match=r"returned a Module that it had returned before, .*; make the module within"):
-        module_of(of_another_run())
+        module_of((module, Data()))
 
 
 # What it reads of its Trainer
@@ -533,10 +471,6 @@ class Wide(Data):
         self.calls.append(f"data.setup {stage}")
 
 
-def built_from_its_data() -> Any:
-    return BuiltFromItsData([]), Wide([]), trainer(max_epochs=1)
-
-
 def test_module_and_data_are_set_up_once_and_before_what_needs_them() -> None:
     calls = list[str]()
     module, data = BuiltFromItsData(calls), Wide(calls)
@@ -546,18 +480,14 @@ def test_module_and_data_are_set_up_once_and_before_what_needs_them() -> None:
         "module.configure_optimizers",
     ]  # fmt: skip
     assert data.trainer is None
-    assert said_of(built_from_its_data).keys["optimizer"]["lr"] == 0.1
-    run = cpu_run(trial(built_from_its_data))
+    assert said_of("built from its data").keys["optimizer"]["lr"] == 0.1
+    run = cpu_run(trial(of_form, form="built from its data"))
     before = cast(Any, run.module).inner.layer.weight.clone()
     run.step()
     assert not torch.equal(cast(Any, run.module).inner.layer.weight, before)
 
 
 # What it leaves in memory
-
-
-def with_many_samples() -> Any:
-    return Reads(), loader(100_000), loader(8), trainer(max_epochs=1)
 
 
 class Counted(Data):
@@ -570,17 +500,13 @@ class Counted(Data):
         return loader(self.length)
 
 
-def with_many_that_are_looked_at() -> Any:
-    return Reads(), Counted(), trainer(max_epochs=1)
-
-
-@pytest.mark.parametrize("make", [with_many_samples, with_many_that_are_looked_at])
-def test_samples_that_are_made_for_the_model_are_not_the_devices(make: Callable[[], Any]) -> None:
-    assert predict(trial(make)) == predict(trial(with_both_loaders))
+@pytest.mark.parametrize("form", ["many samples", "many that are looked at"])
+def test_samples_that_are_made_for_the_model_are_not_the_devices(form: str) -> None:
+    assert predict(trial(of_form, form=form)) == predict(trial(of_form, form="both loaders"))
 
 
 def test_once_the_optimizer_is_made_nothing_holds_the_data_any_more() -> None:
-    found = with_many_samples()
+    found = of_form("many samples")
     samples, module = weakref.ref(found[1].dataset), cast(nn.Module, module_of(found))
     del found
     gc.disable()
