@@ -27,6 +27,7 @@ from tests.support.map_style import map_style
 from tests.support.tiny import cpu_run
 
 L = pytest.importorskip("lightning")
+callbacks = L.pytorch.callbacks
 pytestmark = pytest.mark.slow
 HERE = __name__
 
@@ -65,33 +66,45 @@ class Data(L.LightningDataModule):
 
 
 def trainer(**arguments: Any) -> Any:
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    return L.Trainer(accelerator="cpu", **quiet, **arguments)
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return L.Trainer(accelerator="cpu", **dict.fromkeys(quiet, False), **arguments)
 
 
-def make() -> tuple[Module, Data]:
-    return Module(), Data()
-
-
-def make_with_trainer() -> tuple[Module, Data, Any]:
-    return (
-        Module(),
-        Data(),
+MADE: dict[str, Callable[[], Any]] = {
+    "plain": lambda: (Module(), Data()),
+    "trainer": lambda: (
+        *made("plain"),
         trainer(max_epochs=3, accumulate_grad_batches=2, gradient_clip_val=0.5, precision="bf16-mixed"),
-    )
+    ),
+    "padded": lambda: (OfPaddedTokens(), PaddedData()),
+    "asks its trainer in a step": lambda: (with_hook(training_step=times_its_epochs), Data(), trainer(max_epochs=2)),
+    "two optimizers": lambda: (with_hook(configure_optimizers=two_optimizers), Data()),
+    "clipped by value": lambda: (*made("plain"), trainer(gradient_clip_val=1.0, gradient_clip_algorithm="value")),
+    "in half": lambda: (*made("plain"), trainer(precision="bf16-true")),
+    "averaging": lambda: (*made("plain"), trainer(callbacks=[callbacks.StochasticWeightAveraging(1e-3)])),
+    "a callback of one's own": lambda: (*made("plain"), trainer(callbacks=[ReplacesWeights()])),
+    "module alone": Module,
+    "chosen by weight": lambda: (Module(), Weighted()),
+    "several loaders": lambda: (Module(), Several()),
+    "annealed": lambda: (Annealed(), Data()),
+    "watched": lambda: (
+        with_hook(on_train_batch_end=nothing, validation_step=nothing),
+        Data(),
+        trainer(callbacks=[Watches(), callbacks.Timer()], max_steps=5),
+    ),
+}
 
 
-def said_of(make: Callable[[], Any]) -> Any:
-    return read(Source("lightning", f"{HERE}:{make.__name__}", {}))
+def made(kind: str) -> Any:
+    return MADE[kind]()
 
 
-def trial(**changes: Any) -> TrialConfig:
-    place = {"target": f"{HERE}:make"}
+def said_of(kind: str, num_targets: str | None = None) -> Any:
+    return read(Source("lightning", f"{HERE}:made", {"kind": kind}, num_targets))
+
+
+def trial(kind: str = "plain", **changes: Any) -> TrialConfig:
+    place = {"target": f"{HERE}:made", "kwargs": {"kind": kind}}
     optimizer = {
         "betas": [0.8, 0.9], "weight_decay": 0.1, "param_groups": "batchscout.trainers.sources.adapted:param_groups",
         "max_gradient_norm": None,
@@ -121,7 +134,7 @@ def test_four_steps_end_where_lightnings_own_trainer_ends() -> None:
 
 
 def test_what_module_loader_and_trainer_say_becomes_the_studys_keys() -> None:
-    said = said_of(make_with_trainer)
+    said = said_of("trainer")
     optimizer = said.keys["optimizer"]
     assert said.keys["precision"] == "bfloat16"
     assert optimizer == {
@@ -162,10 +175,6 @@ class PaddedData(Data):
         self.samples = [{"x": row, "mask": counts.long()} for row, counts in zip(x, mask, strict=True)]
 
 
-def padded() -> Any:
-    return OfPaddedTokens(), PaddedData()
-
-
 def count_of_tokens(batch: dict[str, Tensor]) -> Tensor:
     return batch["mask"].sum()
 
@@ -175,8 +184,8 @@ def test_a_mean_over_what_cannot_be_found_is_refused_until_it_is_named() -> None
         ValueError,
         match=r"over what is not clear \(as a mean over targets: a batch has no 'labels' .*; as a mean over samp",
     ):
-        said_of(padded)
-    said = read(Source("lightning", f"{HERE}:padded", {}, num_targets=f"{HERE}:count_of_tokens"))
+        said_of("padded")
+    said = said_of("padded", num_targets=f"{HERE}:count_of_tokens")
     assert said.keys["loss"] == {
         "type": "mean",
         "over": f"{HERE}:count_of_tokens",
@@ -220,70 +229,37 @@ def two_optimizers(self: Module) -> Any:
     return [torch.optim.SGD(part.parameters(), lr=1.0) for part in (self.first, self.last)]
 
 
-def with_two_optimizers() -> Any:
-    return with_hook(configure_optimizers=two_optimizers), Data()
+def times_its_epochs(self: Module, batch: Any, batch_idx: int) -> Any:
+    return Module.training_step(self, batch, batch_idx) * self.trainer.max_epochs
 
 
-def clipped_by_value() -> Any:
-    return *make(), trainer(gradient_clip_val=1.0, gradient_clip_algorithm="value")
+class Weighted(Data):
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.samples, batch_size=8, sampler=WeightedRandomSampler([1.0] * 32, 32))
 
 
-def in_half() -> Any:
-    return *make(), trainer(precision="bf16-true")
-
-
-def averaging() -> Any:
-    return *make(), trainer(callbacks=[L.pytorch.callbacks.StochasticWeightAveraging(1e-3)])
-
-
-def with_a_callback_of_ones_own() -> Any:
-    return *make(), trainer(callbacks=[ReplacesWeights()])
-
-
-def module_alone() -> Any:
-    return Module()
-
-
-def chosen_by_weight() -> Any:
-    class Weighted(Data):
-        def train_dataloader(self) -> Any:
-            return DataLoader(self.samples, batch_size=8, sampler=WeightedRandomSampler([1.0] * 32, 32))
-
-    return Module(), Weighted()
-
-
-def several_loaders() -> Any:
-    class Several(Data):
-        def val_dataloader(self) -> Any:
-            return [DataLoader(self.samples), DataLoader(self.samples)]
-
-    return Module(), Several()
-
-
-def asks_its_trainer_in_a_step() -> Any:
-    def training_step(self: Module, batch: Any, batch_idx: int) -> Any:
-        return Module.training_step(self, batch, batch_idx) * self.trainer.max_epochs
-
-    return with_hook(training_step=training_step), Data(), trainer(max_epochs=2)
+class Several(Data):
+    def val_dataloader(self) -> Any:
+        return [DataLoader(self.samples), DataLoader(self.samples)]
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("kind", "said"),
     [
-        (asks_its_trainer_in_a_step, r"^Hooked.training_step reads self.trainer, .*; give Hooked what it needs of it as an arg"),
-        (with_two_optimizers, "configure_optimizers returned 2 optimizers, and a study changes the learning rate of one; return a single"),
-        (clipped_by_value, r"clips each number of the gradient at 1 \(gradient_clip_algorithm: value\), and a study clips the norm"),
-        (in_half, "the Trainer's precision is bf16-true, and a study takes 32, 32-true, bf16, bf16-mixed, 16, 16-mixed; choose"),
-        (averaging, "has the callback StochasticWeightAveraging, which changes the training, and a study would train without it"),
-        (with_a_callback_of_ones_own, "the Trainer's callback ReplacesWeights has on_before_optimizer_step, which may change the gradient"),
-        (module_alone, r"returned Module; return what Trainer.fit is called with, \(model, train_loader, val_loader\) or \(model, datamodule\)"),
-        (chosen_by_weight, "chooses its samples by a WeightedRandomSampler, and every batch of a study must see the same samples"),
-        (several_loaders, "Several.val_dataloader returned a list of several loaders, and a study measures one set; return one DataLoader"),
+        ("asks its trainer in a step", r"^Hooked.training_step reads self.trainer, .*; give Hooked what it needs of it as an arg"),
+        ("two optimizers", "configure_optimizers returned 2 optimizers, and a study changes the learning rate of one; return a single"),
+        ("clipped by value", r"clips each number of the gradient at 1 \(gradient_clip_algorithm: value\), and a study clips the norm"),
+        ("in half", "the Trainer's precision is bf16-true, and a study takes 32, 32-true, bf16, bf16-mixed, 16, 16-mixed; choose"),
+        ("averaging", "has the callback StochasticWeightAveraging, which changes the training, and a study would train without it"),
+        ("a callback of one's own", "the Trainer's callback ReplacesWeights has on_before_optimizer_step, which may change the gradient"),
+        ("module alone", r"returned Module; return what Trainer.fit is called with, \(model, train_loader, val_loader\) or \(model, datamodule\)"),
+        ("chosen by weight", "chooses its samples by a WeightedRandomSampler, and every batch of a study must see the same samples"),
+        ("several loaders", "Several.val_dataloader returned a list of several loaders, and a study measures one set; return one DataLoader"),
     ],
 )  # fmt: skip
-def test_what_a_study_cannot_honour_is_refused_by_name(make: Callable[[], Any], said: str) -> None:
+def test_what_a_study_cannot_honour_is_refused_by_name(kind: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        said_of(make)
+        said_of(kind)
 
 
 # What changes with the steps
@@ -327,23 +303,13 @@ def test_a_loss_that_changes_with_the_steps_is_told_and_one_that_only_looks_at_t
     assert (type(module.inner), module.inner.global_step, module.batch_idx) == (kind, 0, 0)
 
 
-def annealed() -> Any:
-    return Annealed(), Data()
-
-
 def test_a_study_of_a_loss_that_changes_with_the_steps_is_refused() -> None:
-    place = {"target": f"{HERE}:annealed"}
-    found = first_pass(trial(model=place, data=place), 60.0)
+    found = first_pass(trial("annealed"), 60.0)
     assert (found.outcome, "make it the same at every step" in found.said) == ("refused", True)
 
 
-def watched() -> Any:
-    module = with_hook(on_train_batch_end=nothing, validation_step=nothing)
-    return module, Data(), trainer(callbacks=[Watches(), L.pytorch.callbacks.Timer()], max_steps=5)
-
-
 def test_what_mostly_watches_is_told() -> None:
-    said = said_of(watched)
+    said = said_of("watched")
     assert re.match(
         r"Hooked.on_train_batch_end and validation_step are not called: evaluations take training_step's", said.told[0]
     )
