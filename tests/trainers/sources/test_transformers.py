@@ -60,16 +60,29 @@ def made(cls: Any = None, args: Any = None, **changes: Any) -> Any:
     return (cls or transformers.Trainer)(model=small(), args=args or arguments(), **(told | changes))
 
 
-def make() -> Any:
-    return made()
+MADE: dict[str, Callable[[], Any]] = {
+    "plain": made,
+    "groups of its own": lambda: made(OwnGroups),
+    "an optimizer": lambda: made(optimizers=(torch.optim.AdamW(made().model.parameters(), lr=3e-4), None)),
+    "own step": lambda: made(OwnStep),
+    "own sampler": lambda: made(OwnSampler),
+    "a callback": lambda: made(callbacks=[ChangesWeights()]),
+    "no trainer": small,
+    "no validation": lambda: made(eval_dataset=None),
+    "annealed": lambda: made(Annealed),
+}
 
 
-def said_of(make: Callable[[], Any]) -> Any:
-    return read(Source("transformers", f"{HERE}:{make.__name__}", {}))
+def of_kind(kind: str) -> Any:
+    return MADE[kind]()
+
+
+def said_of(kind: str) -> Any:
+    return read(Source("transformers", f"{HERE}:of_kind", {"kind": kind}))
 
 
 def trial(**changes: Any) -> TrialConfig:
-    said = said_of(make).keys
+    said = said_of("plain").keys
     optimizer = {k: v for k, v in said["optimizer"].items() if k not in ("lr", "reference_batch_size", "warmup")}
     shared = {"micro_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-2, "sample_budget": 24}
     places = {"model": said["model"], "data": said["data"], "optimizer": optimizer, "schedule": said["schedule"]}
@@ -95,26 +108,18 @@ def test_three_steps_end_where_its_own_train_ends(monkeypatch: pytest.MonkeyPatc
         assert (tensor - ours[name]).norm() < 1e-3 * (tensor - initial[name]).norm(), name
 
 
-def with_groups_of_its_own() -> Any:
-    class Trainer(transformers.Trainer):
-        def create_optimizer(self, *_: Any) -> Any:
-            if self.optimizer is None:
-                lower, upper = list(self.model.parameters())[:3], list(self.model.parameters())[3:]
-                rate = self.args.learning_rate
-                self.optimizer = torch.optim.AdamW([{"params": lower, "lr": 0.1 * rate}, {"params": upper, "lr": rate}])
-            return self.optimizer
-
-    return made(Trainer)
+class OwnGroups(transformers.Trainer):
+    def create_optimizer(self, *_: Any) -> Any:
+        if self.optimizer is None:
+            lower, upper = list(self.model.parameters())[:3], list(self.model.parameters())[3:]
+            rate = self.args.learning_rate
+            self.optimizer = torch.optim.AdamW([{"params": lower, "lr": 0.1 * rate}, {"params": upper, "lr": rate}])
+        return self.optimizer
 
 
-def with_an_optimizer() -> Any:
-    trainer = made()
-    return made(optimizers=(torch.optim.AdamW(trainer.model.parameters(), lr=3e-4), None))
-
-
-@pytest.mark.parametrize(("make", "factor"), [(make, 1.0), (with_groups_of_its_own, 10.0), (with_an_optimizer, None)])
-def test_what_sets_its_learning_rate_is_known(make: Callable[[], Any], factor: float | None) -> None:
-    model = module_of(make())
+@pytest.mark.parametrize(("kind", "factor"), [("plain", 1.0), ("groups of its own", 10.0), ("an optimizer", None)])
+def test_what_sets_its_learning_rate_is_known(kind: str, factor: float | None) -> None:
+    model = module_of(of_kind(kind))
     assert model is not None
     own = own_run_of(model)
     assert own is not None
@@ -131,7 +136,7 @@ def test_a_batch_of_unequal_labels_is_a_sum_and_a_count() -> None:
 
 
 def test_what_arguments_and_optimizer_say_becomes_the_studys_keys() -> None:
-    said = said_of(make)
+    said = said_of("plain")
     assert said.keys["optimizer"] == {
         "lr": 1e-2, "type": "adamw", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.1, "max_gradient_norm": 1.0,
         "param_groups": "batchscout.trainers.sources.adapted:param_groups", "reference_batch_size": 8, "warmup": 0,
@@ -219,46 +224,26 @@ class ChangesWeights(transformers.TrainerCallback):
     def on_step_end(self, *args: Any, **kwargs: Any) -> None: ...
 
 
-def own_step() -> Any:
-    return made(OwnStep)
-
-
-def own_sampler() -> Any:
-    return made(OwnSampler)
-
-
-def with_callback() -> Any:
-    return made(callbacks=[ChangesWeights()])
-
-
-def without_validation() -> Any:
-    return made(eval_dataset=None)
-
-
-def no_trainer() -> Any:
-    return small()
-
-
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("kind", "said"),
     [
-        (own_step, "OwnStep overrides training_step, and a study has a training loop of its own; put what it does into compute_loss"),
-        (own_sampler, "OwnSampler overrides _get_train_sampler, and every batch of a study must see the same samples in the same order"),
-        (with_callback, "the Trainer's callback ChangesWeights has on_step_end, which may change the gradient or the weights"),
-        (no_trainer, "returned LlamaForCausalLM; return a Trainer of transformers, or an SFTTrainer of trl"),
+        ("own step", "OwnStep overrides training_step, and a study has a training loop of its own; put what it does into compute_loss"),
+        ("own sampler", "OwnSampler overrides _get_train_sampler, and every batch of a study must see the same samples in the same order"),
+        ("a callback", "the Trainer's callback ChangesWeights has on_step_end, which may change the gradient or the weights"),
+        ("no trainer", "returned LlamaForCausalLM; return a Trainer of transformers, or an SFTTrainer of trl"),
     ],
 )  # fmt: skip
-def test_what_a_study_cannot_honour_is_refused_by_name(make: Callable[[], Any], said: str) -> None:
+def test_what_a_study_cannot_honour_is_refused_by_name(kind: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        said_of(make)
+        said_of(kind)
 
 
 def test_of_a_trainer_without_data_to_validate_on_every_tenth_sample_is_held_out() -> None:
-    sets = [first_of(one, 1) for one in loaded(without_validation(), "a test's")]
+    sets = [first_of(one, 1) for one in loaded(of_kind("no validation"), "a test's")]
     train, val = ([tuple(torch.as_tensor(one[i]["input_ids"]).tolist()) for i in range(len(one))] for one in sets)
     assert sorted(train + val) == sorted(map(tuple, rows()["input_ids"]))
     assert (len(train), len(val)) == (29, 3)
-    assert any("every tenth sample is held out" in told for told in said_of(without_validation).told)
+    assert any("every tenth sample is held out" in told for told in said_of("no validation").told)
 
 
 def test_a_loss_of_its_own_is_honoured() -> None:
@@ -273,16 +258,12 @@ class Annealed(transformers.Trainer):
         return loss * (1 + self.state.global_step / 1000)
 
 
-def annealed() -> Any:
-    return made(Annealed)
-
-
-@pytest.mark.parametrize("make", [make, annealed])
-def test_a_loss_that_changes_with_the_steps_of_a_trainer_is_told(make: Callable[[], Any]) -> None:
-    module = OfTrainer(make())
+@pytest.mark.parametrize("kind", ["plain", "annealed"])
+def test_a_loss_that_changes_with_the_steps_of_a_trainer_is_told(kind: str) -> None:
+    module = OfTrainer(of_kind(kind))
     batch = module.trainer.data_collator([module.trainer.train_dataset[n] for n in range(2)])
     said = changing_with_steps(module, loss_function(None), batch, torch.device("cpu"))
-    assert (said is not None) == (make is annealed)
+    assert (said is not None) == (kind == "annealed")
     assert module.trainer.state.global_step == 0
 
 
