@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from batchscout.trainers.checkpoints.checkpoint import load_newest, random_state, save_checkpoint, set_random_state
+from batchscout.trainers.checkpoints.checkpoint import load_newest, save_checkpoint
 from batchscout.trainers.checksums import Damaged, load_tensors, save_tensors
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.device.memory import give_back, memory_of
@@ -89,10 +89,6 @@ class Grown(torch.nn.Module):
         return self.linear(values) * self.scale * self.table[0]
 
 
-def counting(*, vocab_size: int, seq_len: int, anew: bool) -> torch.nn.Module:
-    return Counting(vocab_size, anew=anew)
-
-
 class ToldHowItWasMade(Counting):
     """Its state has what it was made with, as libraries save it, and what else a module of it keeps."""
 
@@ -156,7 +152,7 @@ def test_a_run_goes_on_with_what_is_no_tensor_in_the_state_of_its_model(tmp_path
         save_weights=True,
     )
     ends = list[Any]()
-    for name, report in (("whole", lambda _: Answer.GO_ON), ("parts", stop_at(32))):
+    for name, report in (("whole", stop_at()), ("parts", stop_at(32))):
         while not (weights := tmp_path / name / "weights.pt").exists():
             train(trial, report, tmp_path / name)
         ends.append(load_tensors(weights)["final"])
@@ -169,7 +165,7 @@ def test_a_run_goes_on_with_what_is_no_tensor_in_the_state_of_its_model(tmp_path
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("mode", ["none", "full"])
 def test_a_run_goes_on_with_the_buffers_that_its_modules_do_not_save(tmp_path: Path, anew: bool, mode: str) -> None:
-    model = {"target": "tests.trainers.checkpoints.test_checkpoint:counting", "kwargs": {"anew": anew}}
+    model = {"target": "tests.trainers.checkpoints.test_checkpoint:Counting", "kwargs": {"anew": anew}}
     trial = config(
         model=model,
         loss={"type": "cross_entropy", "targets": "targets"},
@@ -179,12 +175,11 @@ def test_a_run_goes_on_with_the_buffers_that_its_modules_do_not_save(tmp_path: P
         evaluations=(64,),
     )
     ends: dict[str, list[float]] = {"whole": [], "parts": []}
-    for name, stop in (("whole", False), ("parts", True)):
-        report = stop_at(32) if stop else None
+    for name, report in (("whole", stop_at()), ("parts", stop_at(32))):
 
-        def said(one: Report, name: str = name, report: Callable[[Report], Answer] | None = report) -> Answer:
+        def said(one: Report, name: str = name, report: Callable[[Report], Answer] = report) -> Answer:
             ends[name] += [one.metrics["val_loss"]] if one.kind == "end" else []
-            return report(one) if report else Answer.GO_ON
+            return report(one)
 
         while not ends[name]:
             train(trial, said, tmp_path / name)
@@ -217,10 +212,8 @@ def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(
 
 def split(world_size: int, micro_batch_size: int, gradient_accumulation_steps: int) -> TrialConfig:
     """The same effective batch, without the dropout that differs between ranks."""
-    changes: dict[str, Any] = {"dropout": 0.0, "world_size": world_size, "micro_batch_size": micro_batch_size}
-    changes |= {"gradient_accumulation_steps": gradient_accumulation_steps}
-    fields: dict[str, Any] = STOPPABLE | changes
-    return config(**fields)
+    sizes = {"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
+    return config(**(STOPPABLE | {"dropout": 0.0, "world_size": world_size} | sizes))
 
 
 def as_ranks(directory: str, *rungs: int) -> str:
@@ -371,13 +364,6 @@ def test_the_newest_is_the_one_with_the_most_samples_whoever_wrote_it(tmp_path: 
     save_checkpoint(tmp_path, "z", 9_999, {"samples": 9_999}, keep=1)
     save_checkpoint(tmp_path, "a", 10_000, {"samples": 10_000}, keep=1)
     assert newest_state(tmp_path) == {"samples": 10_000}
-
-
-def test_random_numbers_go_on_where_they_were() -> None:
-    state = random_state(torch.device("cpu"))
-    drawn = torch.rand(3)
-    set_random_state(state, torch.device("cpu"))
-    assert torch.equal(torch.rand(3), drawn)
 
 
 def save_on_a_full_disk(directory: str) -> tuple[str, list[str]]:

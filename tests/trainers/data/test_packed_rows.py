@@ -55,10 +55,6 @@ class SeesAll(nn.Module):
         return self.head(seen)
 
 
-def sees_all() -> nn.Module:
-    return SeesAll()
-
-
 def rows_of(**changes: Any) -> Packed:
     found, _ = load_data(DataConfig.model_validate({"target": f"{HERE}:sets", "pad": PAD, "pack": TOKENS, **changes}))
     assert isinstance(found, Packed)
@@ -139,7 +135,7 @@ def said_of_the_first_pass(target: str, loss: str) -> str:
 
 def test_the_first_pass_says_where_samples_of_a_row_see_each_other() -> None:
     assert said_of_the_first_pass("llama", "transformers") == ""
-    said = said_of_the_first_pass("sees_all", "cross_entropy")
+    said = said_of_the_first_pass("SeesAll", "cross_entropy")
     assert "samples that are packed into one row change each other's loss" in said
     assert "leave data.pack out, if that is not meant" in said
 

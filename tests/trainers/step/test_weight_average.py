@@ -86,12 +86,8 @@ class Normed(torch.nn.Module):
         return self.head(self.norm(self.embedding(input_ids).transpose(1, 2)).transpose(1, 2))
 
 
-def normed(*, vocab_size: int, seq_len: int) -> torch.nn.Module:
-    return Normed(vocab_size)
-
-
 def test_the_statistics_of_batch_norm_are_averaged_with_the_weights_that_they_are_of() -> None:
-    model = {"target": "tests.trainers.step.test_weight_average:normed"}
+    model = {"target": "tests.trainers.step.test_weight_average:Normed"}
     run = cpu_run(config(model=model, loss=LOSS, ema_half_life_samples=16, learning_rate=0.05))
     norm = next(one for one in run.module.modules() if isinstance(one, torch.nn.BatchNorm1d))
     assert norm.running_mean is not None
@@ -106,7 +102,7 @@ def test_the_statistics_of_batch_norm_are_averaged_with_the_weights_that_they_ar
 
 
 @pytest.mark.parametrize(
-    "model", [{}, {"model": {"target": "tests.trainers.step.test_weight_average:normed"}}], ids=["plain", "normed"]
+    "model", [{}, {"model": {"target": "tests.trainers.step.test_weight_average:Normed"}}], ids=["plain", "normed"]
 )
 def test_a_run_that_stops_and_goes_on_has_the_same_average(tmp_path: Path, model: dict[str, Any]) -> None:
     loss: dict[str, Any] = {"loss": LOSS} if model else {}
