@@ -84,6 +84,13 @@ def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 def short() -> Iterator[Path]:
     """A folder with a short name, for the sake of Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:

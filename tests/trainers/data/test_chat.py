@@ -23,6 +23,7 @@ from batchscout.trainers.data.tokenizers import trained_bpe
 from tests.support.map_style import map_style_sets
 from tests.support.tiny import config, cpu_run
 
+pytestmark = pytest.mark.usefixtures("cache")
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -50,12 +51,6 @@ ROWS: list[dict[str, Any]] = [
 ]  # fmt: skip
 LEARNT = ["Four.|Fünf \N{GRINNING FACE}|", " Paris.|", "I see|", "Two|"]
 """What the assistant wrote in each, with its ends."""
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

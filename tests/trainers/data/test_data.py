@@ -38,15 +38,10 @@ from tests.support.map_style import map_style_sets
 from tests.support.processes import next_line
 from tests.support.storage import Call, failing, on_failing_storage
 
+pytestmark = pytest.mark.usefixtures("cache")
 ROOT = Path(__file__).parents[3]
 WIKITEXT = ROOT / "../shared/data/wikitext-2"
 LINES = "".join(f"line {i} of a text, {i * i} long\n" for i in range(400))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture

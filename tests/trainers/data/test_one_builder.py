@@ -68,12 +68,6 @@ class Process:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "builds"
 
