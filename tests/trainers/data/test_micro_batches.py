@@ -71,13 +71,11 @@ def by_tokens(micro_batch_size: int, accumulation: int, world_size: int = 1, **c
         "data": {"target": "tests.trainers.data.test_micro_batches:uneven"},
         "optimizer": {"max_gradient_norm": None},
         "micro_batch": {},
-    }
-    sizes: dict[str, Any] = {
         "micro_batch_size": micro_batch_size,
         "gradient_accumulation_steps": accumulation,
         "world_size": world_size,
     }
-    return config(**fields | sizes | changes)
+    return config(**fields | changes)
 
 
 def whole_gradient(trial: TrialConfig) -> Tensor:
@@ -154,7 +152,7 @@ def _within(run: Any, input_ids: Tensor) -> None:
 
 
 def test_a_run_tells_its_micro_batches_tokens_and_padding() -> None:
-    run, padded, batches = cpu_run(by_tokens(2, 8)), 0, []
+    run, batches = cpu_run(by_tokens(2, 8)), []
     run.module.register_forward_pre_hook(lambda module, args: batches.append(args[0]["input_ids"].shape))
     indices = run.order.indices(range(2 * BATCH))
     for _ in range(2):
@@ -279,18 +277,3 @@ def test_rows_of_one_length_are_not_cut_by_tokens() -> None:
         ValidationError, match=r"data.pack makes rows that all have 16 tokens; leave one of the two out"
     ):
         config(data={"target": "text", "pad": {"labels": -100}, "pack": 16}, micro_batch={})
-
-
-def test_a_step_of_samples_that_the_study_file_pads_is_cut_by_their_lengths() -> None:
-    here = "tests.trainers.data.test_padding"
-    pad = {"input_ids": 0, "labels": -100}
-
-    def trial(micro_batch_size: int) -> TrialConfig:
-        return config(
-            model={"target": f"{here}:model"}, data={"target": f"{here}:sets", "pad": pad}, loss="cross_entropy",
-            micro_batch_size=micro_batch_size, gradient_accumulation_steps=16 // micro_batch_size, micro_batch={},
-            optimizer={"max_gradient_norm": None},
-        )  # fmt: skip
-
-    whole, parts = (gradient_of_step(cpu_run(trial(size))) for size in (16, 1))
-    assert relative_error(parts, whole) <= 1e-6
