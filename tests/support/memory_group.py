@@ -42,7 +42,7 @@ class MemoryGroup:
         if found is None:
             self.folder.rmdir()
             raise NotHere("control groups made here have no limit of memory")
-        self._limit, self._taken = (self.folder / name for name in found)
+        self.limit, self._taken = (self.folder / name for name in found)
 
     def enter(self) -> None:
         """Put the process that calls this into the group; what it starts will be there, too."""
@@ -62,14 +62,14 @@ class MemoryGroup:
                     self._lower_limit()
                     time.sleep(0.05)
             finally:
-                self._limit.write_text(NO_LIMIT[self._limit.name])
+                self.limit.write_text(NO_LIMIT[self.limit.name])
                 asking.kill()
 
     def _lower_limit(self) -> None:
         """Have some of it taken back, and where nothing can be, have whoever asks for more end the victim."""
         for num_bytes in (BYTES_AT_ONCE, 0):
             try:
-                self._limit.write_text(str(max(0, int(self._taken.read_text()) - num_bytes)))
+                self.limit.write_text(str(max(0, int(self._taken.read_text()) - num_bytes)))
                 return
             except OSError as error:
                 if error.errno != errno.EBUSY:

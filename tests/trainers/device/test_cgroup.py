@@ -7,13 +7,14 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from batchscout.trainers.device import cgroup
+from tests.support.disk import NotHere
+from tests.support.memory_group import MemoryGroup
 
 GIB, MIB = 2**30, 2**20
 HOST = 20 * GIB
@@ -122,27 +123,18 @@ LIMIT = 200 * MIB
 def limited_group() -> Iterator[Path]:
     """A group below this process's own that may take LIMIT bytes."""
     try:
-        own = next(cgroup.memory_groups())
-        folder = own / f"batchscout-test-{uuid.uuid4().hex[:8]}"
-        folder.mkdir()
-    except (OSError, StopIteration):
-        pytest.skip("no control group can be made here: it takes root, and a machine that has them")
-    try:
-        limit = next(folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists())
-        limit.write_text(str(LIMIT))
-        yield folder
-    except StopIteration:
-        pytest.skip("groups made here have no limit of memory")
-    finally:
-        folder.rmdir()
+        made = MemoryGroup()
+    except NotHere as why:
+        pytest.skip(str(why))
+    made.limit.write_text(str(LIMIT))
+    yield made.folder
+    made.remove()
 
 
 def run_in(group: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python code in another process that enters the group first."""
     enter = f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-    return subprocess.run(
-        [sys.executable, "-c", enter + code, *arguments], capture_output=True, text=True, env={**os.environ}
-    )
+    return subprocess.run([sys.executable, "-c", enter + code, *arguments], capture_output=True, text=True)
 
 
 def test_a_process_in_a_real_group_is_told_what_the_group_allows(limited_group: Path) -> None:
@@ -200,14 +192,10 @@ def test_the_cores_that_this_process_may_use_are_counted_and_not_the_machines(mo
 
 
 def test_the_quota_of_the_control_group_is_read_in_cores(tmp_path: Path) -> None:
-    proc, group = tmp_path / "proc", tmp_path / "group"
-    (proc / "self").mkdir(parents=True)
-    (group / "mine").mkdir(parents=True)
-    (proc / "self" / "mountinfo").write_text(f"31 23 0:28 / {group} rw - cgroup2 cgroup rw\n")
-    (proc / "self" / "cgroup").write_text("0::/mine\n")
+    proc, mine = version_2(tmp_path, "/mine"), tmp_path / "unified/mine"
     assert cgroup.cpu_quota(proc) is None
-    (group / "mine" / "cpu.max").write_text("max 100000\n")
-    (group / "cpu.max").write_text("150000 100000\n")
+    group(mine, cpu__max="max 100000")
+    group(mine.parent, cpu__max="150000 100000")
     assert cgroup.cpu_quota(proc) == 1.5
-    (group / "mine" / "cpu.max").write_text("400000 100000\n")
+    group(mine, cpu__max="400000 100000")
     assert cgroup.cpu_quota(proc) == 1.5, "that of the group around it"
