@@ -24,7 +24,7 @@ from batchscout.trainers.criteria import MeanLoss
 from batchscout.trainers.device import cgroup
 from batchscout.trainers.model.adding_up import buffers_kept
 from batchscout.trainers.notices import Notice, NoticeKind, give_notice, heard_by
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, read
 from tests.support.tiny import ROOT, Samples, config, data
 
 pytestmark = pytest.mark.slow  # each starts a process
@@ -143,12 +143,10 @@ class ByItsCounter(Faulty):
 
 
 def test_a_loss_that_counts_its_calls_is_told() -> None:
-    here = "tests.trainers.before.test_first_pass"
-    by_calls = passed_by("nothing wrong", loss=f"{here}:loss_by_its_calls")
-    by_buffer = first_pass(config(model={"target": f"{here}:ByItsCounter"}), 60.0)
-    assert [(found.outcome, "how often it was called" in found.said) for found in (by_calls, by_buffer)] == [
-        ("passed", True)
-    ] * 2
+    by_calls = passed_by("nothing wrong", loss=f"{__name__}:loss_by_its_calls")
+    by_buffer = first_pass(config(model={"target": f"{__name__}:ByItsCounter"}), 60.0)
+    for found in (by_calls, by_buffer):
+        assert (found.outcome, "how often it was called" in found.said) == ("passed", True)
 
 
 def loss_of_what_it_scales(module: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -275,10 +273,7 @@ def test_a_helper_that_the_users_code_has_forked_ends_with_it(tmp_path: Path, mo
     """It holds the pipe through which its parent spoke, too."""
     monkeypatch.setenv("NOTE", str(note := tmp_path / "pid"))
     assert passed_by("fork and exit") == FirstPass("ended", "pass", "", 3)
-    assert (
-        not Path(f"/proc/{note.read_text()}/cmdline").exists()
-        or not Path(f"/proc/{note.read_text()}/cmdline").read_bytes()
-    )
+    assert read(Path(f"/proc/{note.read_text()}/cmdline")) == ""
 
 
 def test_a_model_without_room_is_followed_without_its_values(monkeypatch: pytest.MonkeyPatch) -> None:

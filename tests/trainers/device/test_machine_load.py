@@ -101,6 +101,7 @@ class DriverOfAGpu(SimpleNamespace):
     def __init__(self, *states: tuple[int, int, int]) -> None:
         clocks, watts, reasons = (iter(figures) for figures in zip(*states, strict=True))
         super().__init__(
+            num_states=len(states),
             nvmlInit=lambda: None,
             nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
             nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: next(reasons),
@@ -113,14 +114,19 @@ class DriverOfAGpu(SimpleNamespace):
 POWER_CAP = 0x04
 
 
+def metrics_of_a_gpu(monkeypatch: pytest.MonkeyPatch, driver: DriverOfAGpu) -> dict[str, float]:
+    """After a look at each of its states."""
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    meter = LoadMeter("GPU-1")
+    for _ in range(driver.num_states):
+        meter.look()
+    return meter.metrics()
+
+
 def test_a_gpus_clock_power_and_reasons_are_told_and_its_power_limit_is_no_disturbance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", DriverOfAGpu((1980, 650_000, 0), (1400, 700_000, POWER_CAP)))
-    meter = LoadMeter("GPU-1")
-    meter.look()
-    meter.look()
-    found = meter.metrics()
+    found = metrics_of_a_gpu(monkeypatch, DriverOfAGpu((1980, 650_000, 0), (1400, 700_000, POWER_CAP)))
     told = {"clock_hertz": 1.4e9, "gpu_watts": 700.0, "gpu_throttle_reasons": 4.0, "gpu_slowed": 0.0}
     assert {key: found[key] for key in told} == told
     assert found["gpu_clock_ratio"] == pytest.approx(1400 / 1980)
@@ -136,30 +142,22 @@ def test_what_a_gpu_does_not_answer_costs_no_other_figure(monkeypatch: pytest.Mo
         raise DriverOfAGpu.NVMLError("Not Supported")
 
     setattr(driver, name, refuse)
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    meter = LoadMeter("GPU-1")
-    meter.look()
+    found = metrics_of_a_gpu(monkeypatch, driver).keys()
     answers = {"Reasons": "gpu_slowed", "Processes": "other_gpu_processes", "PowerUsage": "gpu_watts"}
     expected = {"clock_hertz", *(key for question, key in answers.items() if question != refused)}
-    assert expected <= meter.metrics().keys()
-    assert answers[refused] not in meter.metrics()
+    assert expected <= found
+    assert answers[refused] not in found
 
 
 def test_a_gpu_that_was_hot_once_was_disturbed_though_it_is_cool_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", DriverOfAGpu((1980, 650_000, 0x20), (1980, 650_000, 0)))
-    meter = LoadMeter("GPU-1")
-    meter.look()
-    meter.look()
-    assert disturbance(meter.metrics()) == "the GPU slowed itself down for its heat or power supply"
+    found = metrics_of_a_gpu(monkeypatch, DriverOfAGpu((1980, 650_000, 0x20), (1980, 650_000, 0)))
+    assert disturbance(found) == "the GPU slowed itself down for its heat or power supply"
 
 
 def test_every_reason_that_a_gpu_gave_for_a_slower_clock_is_among_those_told(monkeypatch: pytest.MonkeyPatch) -> None:
     states = (1980, 650_000, POWER_CAP), (1980, 650_000, 0x20), (1980, 650_000, POWER_CAP), (1980, 650_000, 0)
-    monkeypatch.setitem(sys.modules, "pynvml", DriverOfAGpu(*states))
-    meter = LoadMeter("GPU-1")
-    for _ in states:
-        meter.look()
-    assert meter.metrics()["gpu_throttle_reasons"] == POWER_CAP | 0x20
+    found = metrics_of_a_gpu(monkeypatch, DriverOfAGpu(*states))
+    assert found["gpu_throttle_reasons"] == POWER_CAP | 0x20
 
 
 @pytest.fixture
