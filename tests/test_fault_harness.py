@@ -14,7 +14,7 @@ import pytest
 
 from tests.fault_harness import refusals
 from tests.faults.laws import segments
-from tests.faults.own_cluster import flipped
+from tests.faults.own_cluster import still_a_line
 from tests.support.disk import NotHere
 from tests.support.memory_group import MemoryGroup
 from tests.support.processes import HANGS_AFTER_SECONDS, next_line, without_rays_settings
@@ -41,7 +41,7 @@ def test_what_a_process_trained_is_told_apart_by_what_it_built() -> None:
 
 def test_a_flipped_line_is_another_line_and_one_still() -> None:
     line, chance = b'{"a":"*J"}\n', random.Random(0)  # a bit of * or J makes a line feed
-    found = {flipped(line, chance) for _ in range(2000)}
+    found = {still_a_line(line, chance) for _ in range(2000)}
     assert line not in found
     assert {(len(other), other.count(b"\n"), other[-1:]) for other in found} == {(len(line), 1, b"\n")}
     assert len(found) == 8 * (len(line) - 1) - 2

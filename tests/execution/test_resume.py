@@ -17,6 +17,7 @@ from batchscout.orchestrator.study.events import Event
 from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.notices import NoticeKind
 from tests.faults.driver import PATIENCE_SECONDS, Driver, check_nothing_was_lost_or_doubled, decisions, has
+from tests.support.damage import flipped
 from tests.support.outcome import found_by
 from tests.support.studies import TINY, grid
 
@@ -114,9 +115,8 @@ def test_a_flipped_bit_in_a_checkpoint_changes_no_loss_and_is_told_in_the_report
     trial_id = forget_the_last_end(driver.run_dir / "journal.jsonl")
     before = driver.events()
     (checkpoint,) = (driver.run_dir / "trials" / trial_id / "checkpoints").glob("*.pt")
-    content = bytearray(checkpoint.read_bytes())
-    content[len(content) // 2] ^= 1
-    checkpoint.write_bytes(content)
+    content = checkpoint.read_bytes()
+    checkpoint.write_bytes(flipped(content, 8 * (len(content) // 2)))
     check_it_ends_as_undisturbed(driver, before, undisturbed)
     ((_, (notice,)),) = driver.study().notices.items()
     assert notice.kind is NoticeKind.DAMAGED_CHECKPOINT

@@ -16,6 +16,7 @@ from batchscout.orchestrator.study.storage.lock import is_locked
 from batchscout.trainers.files import sync
 from tests.faults.driver import Driver
 from tests.faults.scene import Scene, alive, title
+from tests.support.damage import flipped
 from tests.support.disk import Disk
 from tests.support.memory_group import MemoryGroup
 from tests.support.processes import descendants, until
@@ -157,13 +158,12 @@ def flip_bit(scene: OwnCluster) -> str | None:
 
 
 def flip_bit_of_checkpoint(scene: OwnCluster, path: Path) -> str:
-    content = bytearray(path.read_bytes())
-    place = scene.chance.randrange(8 * len(content))
-    content[place // 8] ^= 1 << place % 8
-    path.write_bytes(content)
+    content = path.read_bytes()
+    bit = scene.chance.randrange(8 * len(content))
+    path.write_bytes(flipped(content, bit))
     trial_id = path.parts[-3]
     scene.may_repeat_steps.add(trial_id)
-    return f"bit {place} of {trial_id}'s checkpoint {path.name}"
+    return f"bit {bit} of {trial_id}'s checkpoint {path.name}"
 
 
 def flip_bit_of_journal(scene: OwnCluster) -> str | None:
@@ -173,7 +173,7 @@ def flip_bit_of_journal(scene: OwnCluster) -> str | None:
         return None
     path = scene.driver.run_dir / "journal.jsonl"
     *lines, last = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines) + flipped(last, scene.chance))
+    path.write_bytes(b"".join(lines) + still_a_line(last, scene.chance))
     scene.known = events[:-1]
     scene.num_damaged_lines += 1
     if isinstance(events[-1], TrialEvent):
@@ -181,14 +181,12 @@ def flip_bit_of_journal(scene: OwnCluster) -> str | None:
     return f"a bit of the journal's last line, which told: {events[-1].kind}"
 
 
-def flipped(line: bytes, chance: random.Random) -> bytes:
-    """Another bit where that would make two lines of it, or none that is whole."""
+def still_a_line(line: bytes, chance: random.Random) -> bytes:
+    """The line with a bit flipped: another one where that would make two lines of it, or none that is whole."""
     while True:
-        content = bytearray(line)
-        place = chance.randrange(8 * (len(line) - 1))
-        content[place // 8] ^= 1 << place % 8
+        content = flipped(line, chance.randrange(8 * (len(line) - 1)))
         if content.count(b"\n") == 1:
-            return bytes(content)
+            return content
 
 
 def fail_storage(scene: OwnCluster) -> str | None:

@@ -39,6 +39,7 @@ from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.files import StorageLost
 from batchscout.trainers.lines import line_of
 from batchscout.trainers.notices import NoticeKind
+from tests.support.damage import flipped
 from tests.support.every import for_every
 from tests.support.journal_writer import writer
 from tests.support.lane_player import play_stage, study_of
@@ -155,10 +156,8 @@ def test_no_flipped_bit_is_taken_for_what_was_written(path: Path) -> None:
     """Each bit of a line in the middle, the checksum's own included."""
     write(path, *(ready(token, 3.5) for token in "abc"))
     first, line, last = path.read_bytes().splitlines(keepends=True)
-    for place in range(8 * (len(line) - 1)):  # all but its end, without which it is one with the next
-        flipped = bytearray(line)
-        flipped[place // 8] ^= 1 << place % 8
-        path.write_bytes(first + bytes(flipped) + last)
+    for bit in range(8 * (len(line) - 1)):  # all but its end, without which it is one with the next
+        path.write_bytes(first + flipped(line, bit) + last)
         with pytest.raises(ValueError, match=r"line 2 of .* is damaged, and \d more follow it; .* remove that line"):
             replay(path, "s")
 
@@ -167,18 +166,17 @@ def test_a_damaged_last_line_is_left_out_and_said_for_good(path: Path) -> None:
     """Each bit of it. Readers are told, too, before and after a writer has put the notice in its place."""
     write(path, ready("a"), ready("b"))
     first, line = path.read_bytes().splitlines(keepends=True)
-    for place in range(8 * (len(line) - 1)):  # all but its end, without which it is torn
-        flipped = bytearray(line)
-        flipped[place // 8] ^= 1 << place % 8
-        if b"\n" in flipped[:-1]:  # two lines now, of which the first is not the last
+    for bit in range(8 * (len(line) - 1)):  # all but its end, without which it is torn
+        damaged = flipped(line, bit)
+        if b"\n" in damaged[:-1]:  # two lines now, of which the first is not the last
             continue
-        path.write_bytes(first + flipped)
+        path.write_bytes(first + damaged)
         reader = replay(path, "s")
         ((notice,),) = reader.notices.values()
         assert notice.kind is NoticeKind.DAMAGED_JOURNAL
         assert f"line 2 of {path}, its last one, is not what was written, and is left out" in notice.text
-        assert path.read_bytes() == first + flipped, "reading is not writing"
-        if place % 8:  # a writer syncs the disk each time: it is told of one bit of each byte
+        assert path.read_bytes() == first + damaged, "reading is not writing"
+        if bit % 8:  # a writer syncs the disk each time: it is told of one bit of each byte
             continue
         with Journal(path, "s") as journal:
             assert journal.met == [notice]

@@ -17,6 +17,7 @@ from batchscout.orchestrator.study.trial import Hold, Metrics, Proposal, Trial, 
 from batchscout.trainers.config import DevicePeak, TrialConfig
 from batchscout.trainers.files import StorageLost
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
+from tests.support.damage import flipped
 from tests.support.lane_player import study_of
 
 IDENTITY = {"device": "a GPU, 80 GB", "torch": "2.13.0"}
@@ -207,12 +208,10 @@ def test_no_flipped_bit_is_taken_for_what_was_measured(file: Path) -> None:
     """A bit of each byte of a line, the checksum's own included: it is never used, and always said."""
     line = file.read_bytes()
     for place in range(len(line) - 1):  # all but its end, without which it may be one that is being written
-        flipped = bytearray(line)
-        flipped[place] ^= 1 << place % 8
-        file.write_bytes(flipped)
+        file.write_bytes(damaged := flipped(line, 8 * place + place % 8))
         known, met = opened(file)
-        assert known.find([proposal()]) == {}, bytes(flipped)
-        assert [notice.kind for notice in met] == [NoticeKind.DAMAGED_MEASUREMENT], bytes(flipped)
+        assert known.find([proposal()]) == {}, damaged
+        assert [notice.kind for notice in met] == [NoticeKind.DAMAGED_MEASUREMENT], damaged
 
 
 def test_the_newest_of_two_counts(file: Path) -> None:

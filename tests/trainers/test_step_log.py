@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 import resource
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ from batchscout.trainers.loop import train
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 from batchscout.trainers.report import Answer
 from batchscout.trainers.step_log import Step, append, line_of, read_steps
+from tests.support.damage import flipped
+from tests.support.run_curves import steps_taken
 from tests.support.storage import failing, on_failing_storage
 from tests.support.tiny import config, cpu_run, in_fresh_process, train_until_killed
 
@@ -31,11 +31,6 @@ def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def steps(*numbers: int, loss: float = 1.0) -> list[Step]:
     return [Step(number, 4 * number, loss, 0.5, 1e-3, 0.25) for number in numbers]
-
-
-def without_waits(found: list[Step]) -> list[Step]:
-    """How long data took is another thing each time."""
-    return [replace(step, data_wait=0.0) for step in found]
 
 
 def test_every_step_is_there_with_its_figures_to_seven_digits(tmp_path: Path) -> None:
@@ -59,7 +54,7 @@ def test_a_run_that_was_stopped_and_killed_tells_the_steps_of_one_that_was_not(t
     assert train(trial, lambda report: Answer.STOP, tmp_path / "parts") == Answer.STOP
     train_until_killed(trial, tmp_path / "parts", 64)
     train(trial, lambda report: None, tmp_path / "parts")
-    parts, whole = (without_waits(read_steps(tmp_path / name / "steps.jsonl")) for name in ("parts", "whole"))
+    parts, whole = (steps_taken(tmp_path / name / "steps.jsonl") for name in ("parts", "whole"))
     assert parts == whole
 
 
@@ -82,14 +77,6 @@ def test_half_a_line_is_passed_over_and_harms_no_other(tmp_path: Path, missing: 
     assert read_steps(path) == [*left, *(steps(5, 6) if missing == 1 else steps(3, 4, 5, 6))]
 
 
-def flips(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """The content with each of its bits flipped, and the number of the line that it is in."""
-    for place in range(8 * len(content)):
-        flipped = bytearray(content)
-        flipped[place // 8] ^= 1 << place % 8
-        yield content[: place // 8].count(b"\n") + 1, bytes(flipped)
-
-
 def told_of(path: Path) -> tuple[list[Step], list[Notice]]:
     met = list[Notice]()
     with heard_by(met.append):
@@ -107,13 +94,15 @@ def test_no_flipped_bit_makes_another_step_and_a_step_that_is_lost_is_told(tmp_p
     append(path, map(line_of, TAKEN_AGAIN))
     expected, met = told_of(path)
     assert (len(expected), met) == (8, [])
-    for line, flipped in flips(path.read_bytes()):
-        path.write_bytes(flipped)
+    content = path.read_bytes()
+    for bit in range(8 * len(content)):
+        path.write_bytes(damaged := flipped(content, bit))
         found, met = told_of(path)
-        assert [step for step in expected if step in found] == found, flipped
+        assert [step for step in expected if step in found] == found, damaged
         assert [notice.kind for notice in met] in ([NoticeKind.DAMAGED_CURVE], [])
         if found != expected:
-            assert re.match(rf"lines? (\d, )*{line}(, \d)* of {path} cannot be read as written", met[0].text), flipped
+            line = content[: bit // 8].count(b"\n") + 1
+            assert re.match(rf"lines? (\d, )*{line}(, \d)* of {path} cannot be read as written", met[0].text), damaged
 
 
 def test_a_damaged_line_costs_its_own_steps_alone(tmp_path: Path) -> None:

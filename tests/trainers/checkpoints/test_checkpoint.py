@@ -20,6 +20,7 @@ from batchscout.trainers.files import StorageLost
 from batchscout.trainers.loop import train
 from batchscout.trainers.notices import NoticeKind
 from batchscout.trainers.report import Answer, Report
+from tests.support.damage import flipped
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import (
     assert_equal_bit_by_bit,
@@ -237,12 +238,6 @@ def test_a_run_goes_on_at_another_world_size_with_the_samples_that_were_next(
     ours, theirs = final_state(parts)["model"], final_state(whole)["model"]
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-5)
-
-
-def flipped(content: bytes, bit: int) -> bytes:
-    damaged = bytearray(content)
-    damaged[bit // 8] ^= 1 << bit % 8
-    return bytes(damaged)
 
 
 def flip_a_weight(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from batchscout.trainers.noise.noise_curve import (
     read_noise_curve,
 )
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
+from tests.support.damage import flipped
 
 ROW = AccumulatedGradient(
     num_micro_batches=2, samples=8, coherence=0.25, coherence_floor=0.04, gradient_norm=1.5, gradient_mean=1e-5,
@@ -35,25 +35,17 @@ def told_of(path: Path) -> tuple[list[NoiseSnapshot], list[Notice]]:
         return read_noise_curve(path), met
 
 
-def flips(content: bytes) -> Iterator[bytes]:
-    """The content with each of its bits flipped."""
-    for place in range(8 * len(content)):
-        flipped = bytearray(content)
-        flipped[place // 8] ^= 1 << place % 8
-        yield bytes(flipped)
-
-
 @pytest.mark.slow
 def test_no_flipped_bit_makes_another_snapshot_and_each_is_told(path: Path) -> None:
     """A flip in or of a line feed costs two lines, and every other one."""
     assert told_of(path) == (CURVE, [])
     content = path.read_bytes()
-    for flipped in flips(content):
-        path.write_bytes(flipped)
+    for bit in range(8 * len(content)):
+        path.write_bytes(damaged := flipped(content, bit))
         found, met = told_of(path)
-        assert [one for one in CURVE if one in found] == found, flipped
-        assert len(found) == (2 if flipped.count(b"\n") >= 3 else 1) or flipped[:-1] == content[:-1], flipped
-        assert [notice.kind for notice in met] == [NoticeKind.DAMAGED_CURVE] * (found != CURVE), flipped
+        assert [one for one in CURVE if one in found] == found, damaged
+        assert len(found) == (2 if damaged.count(b"\n") >= 3 else 1) or damaged[:-1] == content[:-1], damaged
+        assert [notice.kind for notice in met] == [NoticeKind.DAMAGED_CURVE] * (found != CURVE), damaged
 
 
 def test_a_notice_names_file_and_line_and_the_next_snapshot_mends_the_file(path: Path) -> None:
