@@ -24,10 +24,8 @@ from batchscout.trainers.device.memory import give_back
 from batchscout.trainers.errors import NotFollowed, Obstacle
 from batchscout.trainers.model.models import build_model
 from batchscout.trainers.model.shapes import shapes_alone
-from batchscout.trainers.run import Run
-from tests.support.tiny import config, data, in_fresh_process
+from tests.support.tiny import config, cpu_run, data, in_fresh_process
 
-CPU = torch.device("cpu")
 MODES = ["none", "selective", "full"]
 GPT = {"num_layers": 2, "num_heads": 4, "hidden_dim": 192}
 
@@ -74,11 +72,9 @@ def predicted() -> dict[str, PeakMemory]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [*MODES, "chunked"])
 def test_two_traces_tell_what_a_trace_at_any_other_size_would(mode: str, predicted: dict[str, PeakMemory]) -> None:
-    train_set, _ = data(seq_len=64, vocab_size=2048)
     for size in (3, 100):
-        trial = sized(**CASES[mode], micro_batch_size=size)
-        traced = max(live_bytes(trial, train_set, fetch(train_set, [0])))
-        assert predicted[mode].bytes_at(size) == pytest.approx(traced + PROCESS_BYTES, rel=1e-9)
+        peak = max(traced(size, **CASES[mode]))
+        assert predicted[mode].bytes_at(size) == pytest.approx(peak + PROCESS_BYTES, rel=1e-9)
 
 
 def measured() -> dict[str, list[float]]:
@@ -90,9 +86,7 @@ def measured() -> dict[str, list[float]]:
 
 
 def peak(changes: dict[str, Any], micro_batch_size: int, num_steps: int) -> float:
-    run = Run(sized(**changes, micro_batch_size=micro_batch_size), CPU)
-    for _ in range(num_steps):
-        run.step()
+    run = cpu_run(sized(**changes, micro_batch_size=micro_batch_size), num_steps)
     run.read()
     found = run.metrics()["peak_memory_bytes"]
     del run
@@ -167,8 +161,8 @@ def test_each_of_two_ranks_takes_what_was_predicted(
             assert -margin <= peak - predicted.bytes_at(size) <= margin + late, size
 
 
-def traced(**changes: Any) -> list[float]:
-    trial = sized(micro_batch_size=2, **changes)
+def traced(micro_batch_size: int = 2, **changes: Any) -> list[float]:
+    trial = sized(micro_batch_size=micro_batch_size, **changes)
     train_set, _ = data(seq_len=64, vocab_size=2048)
     return live_bytes(trial, train_set, fetch(train_set, [0]))
 

@@ -31,7 +31,7 @@ from batchscout.trainers.device.memory import give_back
 from batchscout.trainers.device.out_of_memory import is_out_of_memory
 from batchscout.trainers.speed.meter import Meter
 from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS
-from tests.support.tiny import config, in_fresh_process
+from tests.support.tiny import config, cpu_run, in_fresh_process
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
@@ -205,13 +205,9 @@ def test_pages_of_a_file_are_no_memory_that_could_run_out(small_laws: dict[str, 
 
 def peaks_of_a_run() -> list[float]:
     """(measured, in a run that needs so much more) MiB."""
-    from batchscout.trainers.run import Run
-
     peaks = []
     for micro_batch_size in (16, 16, 64, 16):
-        run = Run(sized(micro_batch_size, None), CPU)
-        for _ in range(2):
-            run.step()
+        run = cpu_run(sized(micro_batch_size, None), steps=2)
         peaks.append(run.meter.peak.peak_bytes() / MIB)
         del run
         give_back()

@@ -104,9 +104,7 @@ def test_before_the_first_step_and_without_gradients_there_is_nothing_to_say() -
 
 def test_the_successive_cosine_is_that_of_each_micro_gradient_with_the_sum_before_it() -> None:
     trial = config(padded=True, micro_batch_size=4, gradient_accumulation_steps=4, sample_budget=256)
-    run, sums = cpu_run(trial), []
-    for _ in range(STEPS_PER_INTERVAL - 1):
-        run.step()
+    run, sums = cpu_run(trial, steps=STEPS_PER_INTERVAL - 1), []
     norms: Any = run.norms
     end_of_micro_batch = norms.end_of_micro_batch
 
@@ -152,9 +150,7 @@ def test_what_was_seen_of_the_updates_stands_after_going_on_from_a_checkpoint(tm
 
 
 def test_without_statistics_loss_norm_and_speed_are_all_there_is() -> None:
-    run = cpu_run(config(gradient_accumulation_steps=4, statistics=False))
-    for _ in range(2 * STEPS_PER_INTERVAL):
-        run.step()
+    run = cpu_run(config(gradient_accumulation_steps=4, statistics=False), steps=2 * STEPS_PER_INTERVAL)
     run.read()
     found = run.metrics()
     assert {"loss", "gradient_norm", "tokens_per_second", "peak_memory_bytes"} <= found.keys()

@@ -117,9 +117,7 @@ def test_steps_that_were_measured_on_the_way_are_timed_again_however_long_they_t
 
 
 def test_timed_steps_tell_the_speed_and_are_no_part_of_the_run() -> None:
-    run = cpu_run(config())
-    for _ in range(NUM_WARMUP_STEPS + 2):
-        run.step()
+    run = cpu_run(config(), steps=NUM_WARMUP_STEPS + 2)
     run.read()
     before = run.metrics()
     run.time_steps(NUM_WARMUP_STEPS + 4)
@@ -170,10 +168,8 @@ def test_a_gpu_is_timed_for_as_long_as_asked_once_the_budget_is_trained_on_and_b
 
 def test_a_gpu_that_was_timed_for_long_enough_keeps_its_rates(tmp_path: Path) -> None:
     """The run is on the CPU, and told only here that it is on a GPU."""
-    run = cpu_run(config(gpu_timing_seconds=1e-9, statistics=False))
+    run = cpu_run(config(gpu_timing_seconds=1e-9, statistics=False), steps=NUM_WARMUP_STEPS + 2)
     reporter = Reporter(run, lambda _: None, tmp_path, "token")
-    for _ in range(NUM_WARMUP_STEPS + 2):
-        run.step()
     run.device = torch.device("cuda", 0)
     reporter.time_steps()
     assert run.meter.pace.median_step_seconds() is not None
