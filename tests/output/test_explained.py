@@ -30,7 +30,7 @@ from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.run_directory import trial_directory
 from batchscout.orchestrator.study.trial import Proposal, TrialState
-from batchscout.trainers.config import DataConfig, ModelConfig, OptimizerConfig, Schedule, TrialConfig
+from batchscout.trainers.config import DataConfig, ModelConfig, TrialConfig
 from batchscout.trainers.notices import NoticeKind
 from tests.support.command_line import Typed
 from tests.support.worlds import field_config
@@ -39,22 +39,11 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 RUNNING = "grid-m64k1-none-eager-lr0.3-s0"
 
 
-def run_config(seed: int = 0) -> TrialConfig:
-    return TrialConfig(
-        model=ModelConfig(target="gpt"),
-        data=DataConfig(target="python_stdlib"),
-        micro_batch_size=2,
-        world_size=2,
-        learning_rate=1e-3,
-        seed=seed,
-        sample_budget=512,
-        warmup_samples=8,
-        optimizer=OptimizerConfig(),
-        schedule=Schedule(),
-    )
-
-
-WANTED = Proposal("one", "grid", run_config(), "one", "the first of its kind", protected=True)
+CONFIG = TrialConfig(
+    model=ModelConfig(target="gpt"), data=DataConfig(target="python_stdlib"), micro_batch_size=2, world_size=2,
+    learning_rate=1e-3, sample_budget=512,
+)  # fmt: skip
+WANTED = Proposal("one", "grid", CONFIG, "one", "the first of its kind", protected=True)
 
 
 def explained(folder: Path, *events: Event, wanted: Proposal = WANTED, name: str = "one") -> Explanation:

@@ -16,60 +16,54 @@ from tests.support.lane_player import study_of
 FUNNEL = [{"type": kind} for kind in ("frontier", "throughput", "equivalence", "train")]
 
 
-def planned(capsys: pytest.CaptureFixture[str], stages: list[dict[str, Any]]) -> str:
-    print_plan(study_of(stages=stages, sample_budget=10_000), Facts())
+def planned(capsys: pytest.CaptureFixture[str], facts: Facts | None = None, **keys: Any) -> str:
+    print_plan(study_of(**({"sample_budget": 10_000} | keys)), facts or Facts())
     return " ".join(capsys.readouterr().out.split())
 
 
 def test_what_the_probes_may_take_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    said = planned(capsys, FUNNEL)
+    said = planned(capsys, stages=FUNNEL)
     assert said.count("limit of their steps: 4% of the time of all full runs, at least 60 s") == 2
     full_runs = int(said.split("at most ")[-1].split()[0])
     assert f"at most {full_runs * 10_000 * 2 // 100:,} samples" in said, "equivalence"
-    given = planned(capsys, [{"type": "frontier", "max_samples": 1234}, {"type": "train"}])
+    given = planned(capsys, stages=[{"type": "frontier", "max_samples": 1234}, {"type": "train"}])
     assert "; at most 1,234 samples (max_samples)" in given
 
 
 def test_what_given_splits_take_is_counted_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Two splits and three controls of 5 steps each, over 16 samples."""
     equivalence = {"type": "equivalence", "micro_batch_sizes": [8, 4], "steps": 5}
-    assert "at most 400 samples" in planned(capsys, [equivalence, {"type": "train"}])
+    assert "at most 400 samples" in planned(capsys, stages=[equivalence, {"type": "train"}])
 
 
 def test_micro_batches_that_are_cut_by_tokens_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    config = study_of(stages=[{"type": "frontier"}], micro_batch={"tokens": 8192})
-    print_plan(config, Facts(longest_sample=3000))
-    said = " ".join(capsys.readouterr().out.split())
+    facts = Facts(longest_sample=3000)
+    said = planned(capsys, facts, stages=[{"type": "frontier"}], micro_batch={"tokens": 8192})
     assert (
         "one of size m holds as many tokens, with its padding, as m x the longest sample (3,000 tokens); at most 8,192 tokens, so m is at most 2"
         in said
     )
-    assert "by tokens" not in planned(capsys, FUNNEL)
+    assert "by tokens" not in planned(capsys, stages=FUNNEL)
 
 
 def test_a_study_that_trains_nothing_has_no_share_to_keep(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "probes (" not in planned(capsys, [{"type": "frontier"}])
+    assert "probes (" not in planned(capsys, stages=[{"type": "frontier"}])
 
 
 def test_what_the_frontier_tries_at_its_fastest_point_alone_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     facts = Facts(num_blocks=2, chunked_cross_entropy=True)
     print_plan(study_of(stages=[{"type": "frontier"}]), facts)
     assert "  at the fastest point, also: the model as one graph, cross-entropy in chunks\n" in capsys.readouterr().out
-    assert "at the fastest point" not in planned(capsys, [{"type": "frontier"}]), "of a model that has neither"
+    assert "at the fastest point" not in planned(capsys, stages=[{"type": "frontier"}]), "of a model that has neither"
 
 
 def test_where_the_ranks_of_a_trial_run_is_told_where_the_study_file_leaves_a_choice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     placement = {"strategy": "strict_pack", "device": "H100"}
-    print_plan(study_of(world_size=2, placement=placement), Facts())
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "the 2 ranks of a trial run on one node (placement.strategy); trials run on H100 alone (placement.device)"
-        in said
-    )
-    print_plan(study_of(), Facts())
-    assert "placement" not in capsys.readouterr().out
+    said = "the 2 ranks of a trial run on one node (placement.strategy); trials run on H100 alone (placement.device)"
+    assert said in planned(capsys, world_size=2, placement=placement)
+    assert "placement" not in planned(capsys)
 
 
 def test_the_cost_is_one_total_with_the_length_of_run_for_which_it_pays() -> None:
@@ -111,31 +105,29 @@ def test_runs_of_few_steps_are_warned_of_with_the_budget_that_has_enough() -> No
 
 
 def test_which_batches_are_compared_is_told_and_why_others_are_not(capsys: pytest.CaptureFixture[str]) -> None:
-    said = planned(capsys, FUNNEL)
+    said = planned(capsys, stages=FUNNEL)
     assert "(the baseline)" in said
     assert "and larger only if faster than the baseline: " in said
-    print_plan(study_of(stages=FUNNEL, sample_budget=10_000, world_size=3), Facts())
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Warning: your own batch (8) is not among them: it is no multiple of world_size (3)" in said
-    alone = planned(capsys, [{"type": "train"}])
+    warning = "Warning: your own batch (8) is not among them: it is no multiple of world_size (3)"
+    assert warning in planned(capsys, stages=FUNNEL, world_size=3)
+    alone = planned(capsys, stages=[{"type": "train"}])
     assert "is compared with nothing" in alone
     assert "1 run at most" in alone
 
 
 def test_one_of_a_kind_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     frontier = {"type": "frontier", "rounds": 1, "finalists": 1, "activation_checkpointing": ["none"]}
-    said = planned(capsys, [frontier])
+    said = planned(capsys, stages=[frontier])
     assert ": 1 stage frontier" in said
     assert "1 finalist in 1 round; then" in said
-    said = planned(capsys, [{"type": "frontier"}, {"type": "throughput", "rounds": 2, "max_rounds": 2}])
+    said = planned(capsys, stages=[{"type": "frontier"}, {"type": "throughput", "rounds": 2, "max_rounds": 2}])
     assert ": 2 stages frontier" in said
     assert " 2 rounds over all of them" in said
-    assert "2 to 4 rounds over" in planned(capsys, [{"type": "throughput", "rounds": 2, "max_rounds": 4}])
+    assert "2 to 4 rounds over" in planned(capsys, stages=[{"type": "throughput", "rounds": 2, "max_rounds": 4}])
 
 
 def test_what_the_study_file_leaves_open_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    print_plan(study_of(optimizer={"lr": 1e-3}), Facts())
-    said = " ".join(capsys.readouterr().out.split())
+    said = planned(capsys, optimizer={"lr": 1e-3})
     assert re.search(
         r"not in the study file, so these are batchscout's defaults: optimizer: {type: adamw, reference_batch_size: 32, .*}",
         said,

@@ -285,10 +285,7 @@ def test_the_panel_marks_what_is_done_what_runs_and_what_failed(config: StudyCon
 
 SAYS = """
 import sys
-from batchscout.orchestrator.output.panel import Panel, rows_broken_off
 from batchscout.orchestrator.output.progress import Progress
-from batchscout.orchestrator.output.time_left import SecondsLeft, most_seconds_left, seconds_left, sum_of
-from batchscout.orchestrator.stages.probing import num_full_runs
 from batchscout.orchestrator.study.state import Study
 from tests.support.lane_player import study_of
 with Progress(study_of(), Study("played")) as progress:
