@@ -49,6 +49,8 @@ BY_THE_RATE = TimeGain("train-m8k1", 0.6, 0.45, 0.8, 0.6, 0.97)
 EARLIER: dict[str, Any] = {"regret_time": None, "time": None, "keeps_own": False}
 """What a study of an earlier version found of this: nothing."""
 SMALL, LARGE = Run(8, ((30, 4.0), (60, 3.5))), Run(32, ((30, 3.6), (60, 3.2)))
+CLEAR = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
+"""Batches of which the larger one is likely to be the best."""
 
 
 def recommended(
@@ -130,7 +132,7 @@ SAVED = (
 
 
 def test_another_setting_says_what_it_saves_of_the_users_time_from_what_and_what_it_may_waste() -> None:
-    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98))
+    found = recommended(*CLEAR)
     assert found.verdict == (
         "Train with micro-batch 32, no accumulation (effective batch 32), activation checkpointing none and learning rate "
         f"0.0006: val loss 3.200 against 3.500 {OWN} {SAME_TIME}; {SAVED}; this setting wastes 1.2% of the training time on average "
@@ -147,20 +149,18 @@ def test_another_setting_says_what_it_saves_of_the_users_time_from_what_and_what
 @pytest.mark.parametrize(("by_speed", "side"), [(0.94, "higher "), (0.996, ""), (1.004, ""), (1.06, "lower ")])
 def test_no_speed_is_called_lower_or_higher_whose_share_is_shown_as_all(by_speed: float, side: str) -> None:
     time = TimeGain("train-m8k1", 0.36, 0.25, 0.52, 0.6, 0.98, by_speed=by_speed)
-    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98), found={"time": time})
+    found = recommended(*CLEAR, found={"time": time})
     assert f" x {by_speed:.0%} by its {side}samples/s" in found.verdict
 
 
 def test_what_was_planned_for_the_same_time_is_told_with_the_seconds_that_it_took() -> None:
     slower = replace(LARGE, curve=((30, 3.6), (75, 3.2)))
-    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
-    found = recommended(*batches, runs=(SMALL, slower))
+    found = recommended(*CLEAR, runs=(SMALL, slower))
     assert f"3.500 {OWN}, after 1 min 15 s and 1 min 0 s of training; it reaches" in found.verdict
 
 
 def test_equal_samples_are_said_where_all_trained_on_as_many() -> None:
-    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
-    found = recommended(*batches, seconds=None, objective="samples")
+    found = recommended(*CLEAR, seconds=None, objective="samples")
     assert f"{OWN} after the same samples; it reaches the same loss in 36% of the samples (25%" in found.verdict
     assert "this setting wastes 1.2% of the samples on average" in found.verdict
 
@@ -249,9 +249,8 @@ def test_where_the_rate_alone_is_open_no_batches_are_named() -> None:
 
 
 def test_another_useful_gain_decides_otherwise() -> None:
-    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
-    assert recommended(*batches, found={"regret_time": 0.04}).decided is False
-    assert recommended(*batches, found={"regret_time": 0.04}, useful_gain="5%").decided is True
+    assert recommended(*CLEAR, found={"regret_time": 0.04}).decided is False
+    assert recommended(*CLEAR, found={"regret_time": 0.04}, useful_gain="5%").decided is True
 
 
 def test_a_single_batch_is_the_only_one_and_has_no_probability() -> None:
@@ -294,8 +293,7 @@ def test_a_study_of_an_earlier_version_claims_no_more_than_it_knew() -> None:
     found = recommended(winner=8, seconds=None, found=EARLIER)
     assert reason(found) == "no batch that was tried is better than yours."
     assert (found.p_best, found.would_decide) == (None, None)
-    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
-    later = recommended(*batches, found=EARLIER)
+    later = recommended(*CLEAR, found=EARLIER)
     assert reason(later) == f"val loss 3.200 against 3.500 {OWN} {SAME_TIME}."
     assert (later.decided, later.p_best) == (False, None)
 
@@ -371,7 +369,7 @@ def test_the_scope_in_words(scope: Scope, words: str) -> None:
 
 
 def test_the_scope_is_of_what_completed() -> None:
-    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97))
+    found = recommended(*CLEAR)
     assert found.scope == Scope(1, 256, 32_768, (8, 32), 1)
     assert found.to_json()["scope"] == {
         "seeds": 1, "validation_samples": 256, "sample_budget": 32_768, "effective_batch_sizes": [8, 32],
@@ -380,7 +378,7 @@ def test_the_scope_is_of_what_completed() -> None:
 
 
 def test_no_more_validation_samples_are_told_than_there_are() -> None:
-    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97), facts=Facts(num_val_samples=64))
+    found = recommended(*CLEAR, facts=Facts(num_val_samples=64))
     assert "Measured with one seed, 64 validation samples, " in found.verdict
 
 
@@ -395,9 +393,8 @@ def test_a_faster_batch_that_runs_of_this_length_cannot_compare_is_named_with_th
         replace(FRONTIER.chosen, micro_batch_size=m, samples_per_second=r)
         for m, r in ((8, 400.0), (32, 400.0), (4096, rate))
     )
-    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
     found = recommended(
-        *batches, earlier=(replace(FRONTIER, measured=points),), batch={"micro_batch_size": 8}, objective=objective
+        *CLEAR, earlier=(replace(FRONTIER, measured=points),), batch={"micro_batch_size": 8}, objective=objective
     )
     told = "The study's runs are too short for effective batch 4096: in a full run it would get 18 optimizer steps, and 40 are needed; 2.25 x as"
     assert (told in found.verdict) is is_told, found.verdict
@@ -433,15 +430,14 @@ def test_a_batch_that_is_slower_than_the_baseline_is_not_recommended_without_a_w
     speed: float | None, objective: str, said: str | None
 ) -> None:
     runs = (replace(SMALL, tokens_per_second=1000.0), replace(LARGE, tokens_per_second=speed))
-    found = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97), runs=runs, objective=objective)
+    found = recommended(*CLEAR, runs=runs, objective=objective)
     assert ("Warning: it trains at" in found.verdict) is (said is not None)
     assert said is None or said in found.verdict
 
 
 def test_the_speed_of_samples_that_are_no_tokens_is_told_in_samples() -> None:
     runs = (replace(SMALL, tokens_per_second=1000.0), replace(LARGE, tokens_per_second=650.0))
-    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.97)
-    assert "(650 against 1k samples/s)" in recommended(*batches, runs=runs, facts=Facts(counted="samples")).verdict
+    assert "(650 against 1k samples/s)" in recommended(*CLEAR, runs=runs, facts=Facts(counted="samples")).verdict
 
 
 def test_a_run_that_overfits_is_told_with_the_samples_at_which_its_loss_was_lowest() -> None:
@@ -507,7 +503,7 @@ FASTER = replace(
 
 
 def test_a_decided_answer_says_what_it_gains_from_what_and_is_to_be_pasted() -> None:
-    lines = five_lines(recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)))
+    lines = five_lines(recommended(*CLEAR))
     assert lines == {
         "Train with": "micro-batch 32, no accumulation (effective batch 32), activation checkpointing none and learning rate 0.0006",
         "Verdict": "decided: nothing else that was compared is likely to save 3%; this setting wastes 1.2% of the training time on average against the best one",
@@ -565,7 +561,7 @@ def test_an_open_answer_of_runs_that_are_too_short_for_a_faster_batch_says_the_l
         lines["Next"]
         == f"full runs that are long enough:\nbatchscout run runs/mine/study.yaml --dir runs/mine-longer --set sample_budget={budget}"
     )
-    decided = five_lines(recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98), **keys))
+    decided = five_lines(recommended(*CLEAR, **keys))
     assert decided["Verdict"].startswith("decided: ")
     assert decided["Caveat"].startswith("the study's runs are too short for effective batch 4096: ")
 
@@ -591,7 +587,7 @@ def test_the_nearest_to_the_users_batch_that_was_run_is_not_called_their_own() -
     assert kept["Verdict"].startswith("undetermined: your own effective batch 16 was not run; ")
     assert kept["Gain"] == "nothing: it is the setting nearest to yours"
     assert kept["Next"].startswith("batchscout export"), "it may be better than theirs"
-    other = recommended(batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98), batch={"micro_batch_size": 16})
+    other = recommended(*CLEAR, batch={"micro_batch_size": 16})
     assert (
         other.answer.caveats[0]
         == "your own effective batch 16 was not run; figures are against 8, the nearest that was"
@@ -613,10 +609,9 @@ def test_a_schedule_that_was_not_the_users_own_is_the_first_thing_that_limits_th
 
 
 def test_nothing_is_decided_while_a_stage_that_chooses_is_to_come_or_for_another_length_than_was_asked_for() -> None:
-    good = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
-    unfinished = recommended(*good, stages=[{"type": "train", "max_runs": 2}, {"type": "learning_rate"}])
+    unfinished = recommended(*CLEAR, stages=[{"type": "train", "max_runs": 2}, {"type": "learning_rate"}])
     assert "learning_rate is still to come" in five_lines(unfinished)["Verdict"]
-    elsewhere = recommended(*good, real_run={"samples": 1_000_000})
+    elsewhere = recommended(*CLEAR, real_run={"samples": 1_000_000})
     assert (unfinished.decided, elsewhere.decided) == (False, False)
 
 
