@@ -26,8 +26,9 @@ from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.config import Schedule
 from tests.support.example_study import example_config, example_recommendation, example_study, tell
+from tests.support.outcome import GOLDEN, RECORDED
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "quickstart"
+QUICKSTART = GOLDEN / "quickstart"
 
 
 def side(label: str, recommendation: Recommendation | None = None, facts: Facts | None = None, **keys: Any) -> Side:
@@ -73,8 +74,7 @@ def test_a_change_that_neither_study_could_decide_is_no_finding() -> None:
 
 
 def test_learning_rates_that_neither_study_could_tell_apart_are_no_finding() -> None:
-    run = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
-    recorded, _ = read_sides(run, GOLDEN)
+    recorded, _ = read_sides(RECORDED, QUICKSTART)
     assert recorded.recommendation is not None
     findings = trained(recorded.study)
     best = findings.of_batch(recorded.recommendation.effective_batch_size) if findings else None
@@ -118,7 +118,7 @@ def test_run_directories_are_named_by_what_tells_them_apart(
 
 
 def test_a_loss_far_above_all_others_does_not_flatten_them(tmp_path: Path) -> None:
-    recorded, again = read_sides(GOLDEN, shutil.copytree(GOLDEN, tmp_path / "again"))
+    recorded, again = read_sides(QUICKSTART, shutil.copytree(QUICKSTART, tmp_path / "again"))
     assert "above" not in "".join(comparison(recorded, again)).split('id="losses"')[1].split("</section>")[0]
     assert recorded.recommendation is not None
     trial = recorded.study.trials[recorded.recommendation.evidence.trial]

@@ -33,9 +33,9 @@ from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.config import DataConfig, ModelConfig, TrialConfig
 from batchscout.trainers.notices import NoticeKind
 from tests.support.command_line import Typed
+from tests.support.outcome import GOLDEN
 from tests.support.worlds import field_config
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 RUNNING = "grid-m64k1-none-eager-lr0.3-s0"
 
 

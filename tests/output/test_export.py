@@ -32,8 +32,8 @@ from batchscout.trainers.step.learning_rate import learning_rate_of_step
 from tests.support.command_line import Typed
 from tests.support.every import for_every
 from tests.support.example_study import ANSWER, example_recommendation
+from tests.support.outcome import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 TARGETS = ("torch", "hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 SCHEDULES: tuple[dict[str, Any], ...] = (
     {"type": "warmup_stable_decay", "decay": 0.25},

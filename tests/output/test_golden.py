@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,8 @@ from batchscout.orchestrator.output.status import json_pieces
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import TrialState
 from batchscout.trainers.config import TrialConfig
-from tests.support.outcome import kept_in
+from tests.support.outcome import GOLDEN, kept_in
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 RUNS = sorted(path.name for path in GOLDEN.iterdir())
 
 

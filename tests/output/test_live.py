@@ -17,8 +17,7 @@ from batchscout.orchestrator.study.lines import read_lines
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 from tests.support.example_study import example_config, example_study
-
-GOLDEN = Path(__file__).parents[1] / "golden"
+from tests.support.outcome import GOLDEN
 
 
 def written_during(seconds: float, page_seconds: float, run_dir: Path) -> Iterator[float]:

@@ -14,9 +14,7 @@ import pytest
 
 import batchscout
 from batchscout.orchestrator.output.report.page import render_report
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
+from tests.support.outcome import GOLDEN, RECORDED
 
 
 @pytest.fixture(scope="module")

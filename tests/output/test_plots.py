@@ -14,11 +14,10 @@ from batchscout.orchestrator.output.report.gallery import all_figures
 from batchscout.orchestrator.output.report.shell import text_of
 from batchscout.orchestrator.stages.figures import Axis, Cell, Figure, Mark, Series
 from tests.support.example_study import example_config, example_study
-from tests.support.outcome import kept_in
+from tests.support.outcome import GOLDEN, RECORDED, kept_in
 from tests.support.run_curves import example_curves
 
-ROOT = Path(__file__).parents[2]
-RUNS = [*sorted((ROOT / "tests" / "golden").iterdir()), ROOT / "docs" / "recorded" / "quickstart", None]
+RUNS = [*sorted(GOLDEN.iterdir()), RECORDED, None]
 
 Box = tuple[float, float, float, float]
 """left, top, right, bottom"""

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,8 +35,7 @@ from batchscout.orchestrator.study.trial import Metrics, TrialState
 from batchscout.orchestrator.units import seconds_text
 from batchscout.trainers.notices import Notice, NoticeKind
 from tests.support.example_study import add_trial, end_trial, example_config, tell
-
-RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
+from tests.support.outcome import RECORDED
 
 
 @pytest.fixture

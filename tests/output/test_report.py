@@ -52,7 +52,7 @@ from tests.support.example_study import (
     example_study,
     tell,
 )
-from tests.support.outcome import kept_in
+from tests.support.outcome import GOLDEN, RECORDED, kept_in
 
 STAGES = ("frontier", "throughput", "equivalence", "train", "learning_rate")
 VOID = ("meta", "input")
@@ -270,7 +270,7 @@ def test_time_adds_up(html: str, study: Study) -> None:
 
 
 def test_what_an_earlier_study_measured_took_none_of_this_ones_time() -> None:
-    _, known = kept_in(Path(__file__).parents[1] / "golden" / "every_end")
+    _, known = kept_in(GOLDEN / "every_end")
     reused = [trial for trial in known.trials.values() if trial.reused]
     assert any(trial.metric("train_seconds") for trial in reused)
     assert lane_time(reused) == LaneTime(0, 0, 0)
@@ -420,7 +420,7 @@ def test_status_and_report_count_the_deaths_of_lanes_and_show_the_first(
 def test_status_stars_what_a_stage_chose_and_begins_no_line_of_a_sentence_at_the_margin(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, known = kept_in(Path(__file__).parents[2] / "docs" / "recorded" / "quickstart")
+    config, known = kept_in(RECORDED)
     monkeypatch.setenv("COLUMNS", "60")
     print_status(config, known, is_driven=False)
     lines = capsys.readouterr().out.split("\nfrontier: ")[1].splitlines()
@@ -437,7 +437,7 @@ def test_status_breaks_no_figure_of_a_trial_where_the_terminal_is_narrow(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    config, known = kept_in(Path(__file__).parents[2] / "docs" / "recorded" / "quickstart")
+    config, known = kept_in(RECORDED)
     print_status(config, known, is_driven=False)
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > columns and "batchscout " not in line] == []

@@ -26,7 +26,7 @@ from batchscout.orchestrator.stages.figures import Axis, Figure, Line, Mark, Ser
 from batchscout.orchestrator.study.state import Study
 from tests.support.browser import Browser, chromium
 from tests.support.example_study import example_config, example_recommendation, example_study
-from tests.support.outcome import kept_in
+from tests.support.outcome import GOLDEN, RECORDED, kept_in
 from tests.support.run_curves import example_curves, snapshot, steps
 
 pytestmark = [
@@ -34,8 +34,6 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine: apt-get install chromium"),
 ]
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
 GOLDEN_RUNS = sorted(path.name for path in GOLDEN.iterdir())
 IS_READY = "performance.getEntriesByName('ready').length > 0"
 PHONE, A4, SCREEN = 390, 718, 1200

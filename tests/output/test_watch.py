@@ -5,7 +5,6 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,7 @@ from batchscout.orchestrator.output.status import status_in_a_window
 from batchscout.orchestrator.output.watch import watch
 from batchscout.orchestrator.study.lines import read_lines
 from batchscout.orchestrator.study.state import Study
-
-RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
+from tests.support.outcome import GOLDEN, RECORDED
 
 
 def test_each_state_is_shown_once_until_the_study_is_over() -> None:
@@ -65,7 +63,7 @@ def test_a_trial_whose_figures_are_wider_than_the_window_has_them_below_and_the_
     monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    stopped = load(Path(__file__).parents[1] / "golden" / "every_state")
+    stopped = load(GOLDEN / "every_state")
     lines = status_in_a_window(stopped.config, stopped.replayed, is_driven=False, rows=24).splitlines()
     assert max(map(len, lines)) <= columns
     assert sum(max(1, math.ceil(len(line) / columns)) for line in lines) < 24
@@ -84,7 +82,7 @@ def test_a_terminal_keeps_what_was_printed_before() -> None:
     """It is watched on a screen of its own, which ends with Ctrl-C; nothing clears what can be scrolled back to."""
     here, there = pty.openpty()
     command = [sys.executable, "-m", "batchscout", "status", "--watch"]
-    stopped = Path(__file__).parents[1] / "golden" / "every_state"
+    stopped = GOLDEN / "every_state"
     environment = {**os.environ, "COLUMNS": "80", "LINES": "24"}
     with subprocess.Popen(
         [*command, str(stopped)], stdout=there, stderr=there, stdin=there, env=environment

@@ -17,8 +17,7 @@ from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.run_directory import load_stored_study, open_run_directory, refuse_other_study
 from batchscout.trainers.lines import body_of, line_of
-
-GOLDEN = Path(__file__).parents[1] / "golden"
+from tests.support.outcome import GOLDEN
 
 
 @pytest.fixture

@@ -11,6 +11,11 @@ from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 
+GOLDEN = Path(__file__).parents[1] / "golden"
+"""Run directories of journal format 1."""
+RECORDED = Path(__file__).parents[2] / "docs" / "recorded" / "quickstart"
+"""The run directory of the page of the quickstart."""
+
 
 def found_by(study: Study, kind: type[Found]) -> Found:
     findings = found(study, kind)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -16,8 +15,7 @@ from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.study.trial import Proposal, Trial
 from batchscout.trainers.metrics import METRICS, metric_of
 from tests.support.example_study import example_config
-
-GOLDEN = Path(__file__).parents[1] / "golden"
+from tests.support.outcome import GOLDEN
 
 
 def test_a_name_that_is_not_in_the_table_is_an_error_with_the_nearest() -> None:
