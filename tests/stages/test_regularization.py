@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.mode import Mode
 from batchscout.orchestrator.config.trial import optimizer_at
 from batchscout.orchestrator.output.exports import export
 from batchscout.orchestrator.output.plan import print_plan
@@ -31,7 +30,6 @@ from tests.support.loss_worlds import IDEAL, throughput_of
 from tests.support.outcome import found_by, recommendation_of
 from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
-from tests.support.worlds import NONE
 
 TAKES_BOTH = Facts(regularizers={"dropout": 0.0, "label_smoothing": 0.0})
 BOTH = [{"type": "train"}, {"type": "regularization"}]
@@ -60,10 +58,8 @@ def settings_of(config: TrialConfig) -> list[str]:
     return of_model + ([f"weight decay {decay:g}"] if decay != 0.1 else [])
 
 
-def played(path: Path, config: StudyConfig, world: World, facts: Facts = TAKES_BOTH, mode: Mode = NONE) -> Study:
-    rates = IDEAL.rates((8, 16, 32, 64))
-    found = replace(rates, rates=tuple(replace(one, mode=mode) for one in rates.rates))
-    return play_study(path / "journal.jsonl", config, world, [found], facts)
+def played(path: Path, config: StudyConfig, world: World, facts: Facts = TAKES_BOTH) -> Study:
+    return play_study(path / "journal.jsonl", config, world, [IDEAL.rates((8, 16, 32, 64))], facts)
 
 
 def findings_of(known: Study) -> RegularizationFindings:
@@ -216,8 +212,7 @@ def test_what_cannot_be_tried_is_not_and_said(
     def world(config: TrialConfig, samples: int) -> dict[str, Any]:
         return IDEAL(config, samples) | {"generalisation_gap": 0.1 * config.effective_batch_size}
 
-    mode = replace(NONE, **changes.pop("mode", {}))
-    known = played(tmp_path, study(**changes), world, facts, mode)
+    known = played(tmp_path, study(**changes), world, facts)
     assert {run.setting.regularizer for run in findings_of(known).runs} == tried
     said = known.conclusions["regularization"].notes
     assert len(said) == len(notes)
