@@ -29,12 +29,12 @@ from batchscout.trainers.step_log import read_steps
 from tests.support.blind_node import blind_node, why_there_is_no_blind_node
 from tests.support.nodes import cluster_of
 from tests.support.object_store import BUCKET, Server, object_store, reached_at
+from tests.support.outcome import GOLDEN
 from tests.support.processes import until
 from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-QUICKSTART = Path(__file__).parents[1] / "golden" / "quickstart"
 STUDY: dict[str, Any] = TINY | {"sample_budget": 512, "evaluations": 8, "placement": {"lanes": 1, "cpus_per_rank": 1}}
 
 
@@ -137,7 +137,7 @@ def test_a_study_goes_on_from_the_store_after_its_driver_and_its_disk_are_gone(
     assert page.startswith(b"<!DOCTYPE html>")
     assert "micro-batch" in said("explain", store, events(store, "ended")[0]["id"])
     assert "per_device_train_batch_size" in said("export", store, "--to", "hf")
-    assert said("compare", store, QUICKSTART)
+    assert said("compare", store, GOLDEN / "quickstart")
     kept = [name for name in store.stored("trials") if name.endswith(".pt")]
     assert {name.split("/")[1] for name in kept} == {one["id"] for one in events(store, "ended")}, "as in a folder"
     assert "learning_rate" in said("run", file, "--dir", store, "--set", "stages.0.learning_rate=[3e-3]", code=2)

@@ -15,14 +15,12 @@ from batchscout.orchestrator.config.load import parse_study
 from batchscout.orchestrator.output.schemas import SCHEMA_NAMES, SchemaName, editors_line, schema_path
 from batchscout.orchestrator.output.schemas.generate import generated, text_of
 from batchscout.orchestrator.output.status import json_pieces
-from batchscout.orchestrator.study.journal import replay
-from batchscout.orchestrator.study.run_directory import load_stored_study
 from tests.support.command_line import Typed
 from tests.support.every import for_every
+from tests.support.outcome import GOLDEN, kept_in
 
 ROOT = Path(__file__).parents[2]
 STUDY_FILES = sorted([*ROOT.glob("configs/*.yaml"), *ROOT.glob("examples/*/*.yaml")])
-RUNS = sorted((ROOT / "tests" / "golden").iterdir())
 LEAST: dict[str, Any] = {"model": {"target": "gpt"}, "data": {"target": "python_stdlib"}}
 
 
@@ -116,10 +114,9 @@ def test_every_key_of_a_study_file_is_described() -> None:
     assert without == ["from"], "which has its own, where it refers to"
 
 
-@pytest.mark.parametrize("run_dir", RUNS, ids=lambda path: path.name)
+@pytest.mark.parametrize("run_dir", sorted(GOLDEN.iterdir()), ids=lambda path: path.name)
 def test_what_studies_have_written_validates(run_dir: Path) -> None:
-    config = load_stored_study(run_dir / "study.yaml")
-    status = json.loads("".join(json_pieces(config, replay(run_dir / "journal.jsonl", config.name), is_driven=False)))
+    status = json.loads("".join(json_pieces(*kept_in(run_dir), is_driven=False)))
     assert faults("status", status) == []
     assert faults("status", status | {"stages": [{"type": "train", "state": "paused"}]}) != []
     if (file := run_dir / "recommendation.json").exists():

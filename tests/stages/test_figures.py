@@ -31,10 +31,9 @@ from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.trial import TrialState
 from tests.support.example_study import example_config, example_study
-from tests.support.outcome import kept_in
+from tests.support.outcome import GOLDEN, RECORDED, kept_in
 
-ROOT = Path(__file__).parents[2]
-RUNS = [*sorted((ROOT / "tests" / "golden").iterdir()), ROOT / "docs" / "recorded" / "quickstart"]
+RUNS = [*sorted(GOLDEN.iterdir()), RECORDED]
 WINNER, BASELINE = "train-m16k2", "train-m1k1"
 
 
@@ -166,7 +165,7 @@ def test_no_series_of_a_kind_without_a_role_has_the_colour_of_one() -> None:
 
 
 def test_every_whole_run_stands_at_its_own_loss_and_the_lowest_so_far_never_rises() -> None:
-    _, study = kept_in(RUNS[-1])
+    _, study = kept_in(RECORDED)
     runs = study.of_stage("train")
     complete = [trial for trial in runs if trial.state == "complete"]
     (figure,) = best_so_far(study, runs, complete[1].id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 
@@ -11,20 +10,16 @@ from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.stages.train.surface_figure import surface_figures
-from batchscout.orchestrator.study.journal import replay
-from batchscout.orchestrator.study.run_directory import load_stored_study
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import TrialState
-from tests.support.outcome import recommendation_of
-
-QUICKSTART = Path(__file__).parents[1] / "golden" / "quickstart"
+from tests.support.outcome import GOLDEN, kept_in, recommendation_of
 
 
 def context_of(study: Study | None = None) -> StageContext[Train]:
-    config = load_stored_study(QUICKSTART / "study.yaml")
+    config, kept = kept_in(GOLDEN / "quickstart")
     keys = config.keys_of(Train)
     assert keys is not None
-    return StageContext(keys, config, study or replay(QUICKSTART / "journal.jsonl", config.name))
+    return StageContext(keys, config, study or kept)
 
 
 @pytest.fixture(scope="module")
