@@ -38,6 +38,7 @@ from tests.support.known_stage import Known
 from tests.support.lane_player import Player, World, director_of, know, next_trial, play_stage, steps_of, study_of
 from tests.support.outcome import found_by
 from tests.support.worlds import (
+    BOOM,
     FIELD,
     FRONTIER,
     KNOWN,
@@ -46,6 +47,7 @@ from tests.support.worlds import (
     bowl,
     by_rate,
     curves,
+    failing,
     field_config,
     field_curves,
     field_with_accidents,
@@ -237,11 +239,7 @@ def test_seeds_stand_at_a_rung_together_and_go_on_together(tmp_path: Path) -> No
 def test_the_other_seeds_of_one_that_ended_do_not_wait_for_it_for_ever(
     tmp_path: Path, synchronous: bool, outcome: str
 ) -> None:
-    def one_seed_fails(config: TrialConfig, samples: int) -> dict[str, Any]:
-        if config.seed == 1 and config.learning_rate == 2e-3:
-            return {"outcome": outcome, "reason": "seed 1"}
-        return field_curves(config, samples)
-
+    one_seed_fails = failing(field_curves, lambda one: one.seed == 1 and one.learning_rate == 2e-3, outcome)
     config = field_config(seeds=[0, 1, 2], pruner={"synchronous": synchronous})
     study = play_stage(tmp_path / "journal.jsonl", config, "grid", one_seed_fails, 2)
     assert {study.trials[f"{run_at(2e-3)}-s{seed}"].state for seed in (0, 2)} == {TrialState.PRUNED}
@@ -250,11 +248,7 @@ def test_the_other_seeds_of_one_that_ended_do_not_wait_for_it_for_ever(
 
 @pytest.mark.parametrize("outcome", ["failed", "out_of_memory"])
 def test_the_other_seeds_of_a_baseline_that_failed_are_never_cut(tmp_path: Path, outcome: str) -> None:
-    def one_seed_fails(config: TrialConfig, samples: int) -> dict[str, Any]:
-        if config.seed == 1 and config.effective_batch_size == 8:
-            return {"outcome": outcome, "reason": "seed 1"}
-        return bowl(config, samples)
-
+    one_seed_fails = failing(bowl, lambda one: one.seed == 1 and one.effective_batch_size == 8, outcome)
     config = train_config(seeds=[0, 1, 2], max_runs=4)
     study = play_stage(tmp_path / "journal.jsonl", config, "train", one_seed_fails, 2, found=TIMED)
     assert {study.trials[f"train-m8k1-s{seed}"].state for seed in (0, 2)} == {TrialState.COMPLETE}
@@ -514,13 +508,9 @@ def _without_clocks(trial: Trial) -> Trial:
 def test_killed_after_any_journal_line_the_study_ends_as_if_nothing_had_happened(
     tmp_path: Path, pruner: dict[str, Any]
 ) -> None:
+    """On one lane."""
     config = field_config(sample_budget=256, evaluations=2, pruner=pruner)
-    check_killed_after_any_line(tmp_path, config, "grid", field_with_accidents)
-
-
-def check_killed_after_any_line(folder: Path, config: StudyConfig, stage: str, world: World) -> None:
-    """It goes on to the same end, on one lane."""
-    whole, resumed = play_killed_after_any_line(folder, config, stage, world)
+    whole, resumed = play_killed_after_any_line(tmp_path, config, "grid", field_with_accidents)
     for study in resumed:
         assert decided(study) == decided(whole)
 
@@ -592,14 +582,11 @@ def test_killed_after_any_journal_line_the_frontier_ends_at_the_same_edge(tmp_pa
         assert decided(play_stage(cut, config, "frontier", world)) == whole
 
 
-def one_seed_fails(config: TrialConfig, samples: int) -> dict[str, Any]:
-    """Of two configurations: they stand at the first rung as the worst of those there, also once they are cut."""
-    if config.seed == 1 and config.learning_rate in (2e-3, 4e-3):
-        return {"outcome": "failed", "reason": "seed 1"}
-    return field_with_accidents(config, samples)
+ONE_SEED_FAILS = failing(field_with_accidents, lambda one: one.seed == 1 and one.learning_rate in (2e-3, 4e-3))
+"""Of two configurations: they stand at the first rung as the worst of those there, also once they are cut."""
 
 
-@pytest.mark.parametrize(("seeds", "world"), [([0], field_with_accidents), ([0, 1], one_seed_fails)])
+@pytest.mark.parametrize(("seeds", "world"), [([0], field_with_accidents), ([0, 1], ONE_SEED_FAILS)])
 def test_any_order_in_which_lanes_speak_gives_the_same_synchronous_decisions(
     tmp_path: Path, seeds: list[int], world: World
 ) -> None:
@@ -715,10 +702,7 @@ def test_a_lane_idles_only_where_train_needs_no_more_runs_or_one_waits_at_a_rung
 
 
 def test_train_goes_on_without_a_batch_that_cannot_be_run(tmp_path: Path) -> None:
-    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
-        lost = config.effective_batch_size == 16
-        return {"outcome": "failed", "reason": "it cannot"} if lost else bowl(config, samples)
-
+    world = failing(bowl, lambda one: one.effective_batch_size == 16)
     study = play_stage(tmp_path / "journal.jsonl", train_config(max_runs=6), "train", world, found=TIMED)
     batches = [trial.config.effective_batch_size for trial in study.of_stage("train")]
     assert batches.count(16) == 1
@@ -729,10 +713,7 @@ def test_train_goes_on_without_a_batch_that_cannot_be_run(tmp_path: Path) -> Non
 # A study that fails
 
 
-def failing(config: TrialConfig, samples: int) -> dict[str, Any]:
-    return {"outcome": "failed", "reason": "KeyError: 'labels'"}
-
-
+ALL_FAIL = failing(curves, lambda _: True)
 RATES = study_of(stages=[{"type": "grid", "learning_rate": [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4]}])
 
 
@@ -768,7 +749,7 @@ def test_what_wants_lanes_are_the_trials_that_run_or_could_and_more_may_come_unt
 
 @pytest.mark.parametrize("num_lanes", [1, 2])
 def test_a_study_whose_trials_all_fail_at_once_stops_itself_and_says_why(tmp_path: Path, num_lanes: int) -> None:
-    study = play_stage(tmp_path / "journal.jsonl", RATES, "grid", failing, num_lanes)
+    study = play_stage(tmp_path / "journal.jsonl", RATES, "grid", ALL_FAIL, num_lanes)
     failed = [trial for trial in study.trials.values() if trial.state is TrialState.FAILED]
     assert 3 <= len(failed) <= 2 + num_lanes
     others = [trial for trial in study.trials.values() if trial not in failed]
@@ -780,22 +761,18 @@ def test_a_study_whose_trials_all_fail_at_once_stops_itself_and_says_why(tmp_pat
     )
     found = study.conclusions["grid"]
     assert not found.ok
-    assert found.reason.endswith(f"{failed[-1].id}: failed: KeyError: 'labels'")
+    assert found.reason.endswith(f"{failed[-1].id}: failed: {BOOM}")
 
 
 def test_one_that_gets_anywhere_shows_that_the_others_may(tmp_path: Path) -> None:
-    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
-        return curves(config, samples) if config.learning_rate == 1e-4 else failing(config, samples)
-
+    world = failing(curves, lambda one: one.learning_rate != 1e-4)
     study = play_stage(tmp_path / "journal.jsonl", RATES, "grid", world)
     assert sorted(str(trial.state) for trial in study.trials.values()) == ["complete"] + ["failed"] * 5
     assert study.conclusions["grid"].ok
 
 
 def test_three_of_one_mode_do_not_speak_for_the_others(tmp_path: Path) -> None:
-    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
-        return failing(config, samples) if config.compile else curves(config, samples)
-
+    world = failing(curves, lambda one: one.compile)
     stage = {"type": "grid", "compile": [True, False], "learning_rate": [1e-4, 2e-4, 3e-4]}
     study = play_stage(tmp_path / "journal.jsonl", study_of(stages=[stage]), "grid", world)
     assert sorted(str(trial.state) for trial in study.trials.values()) == ["complete"] * 3 + ["failed"] * 3
@@ -803,11 +780,11 @@ def test_three_of_one_mode_do_not_speak_for_the_others(tmp_path: Path) -> None:
 
 def test_stopped_in_the_middle_of_giving_up_it_gives_up_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    whole = play_stage(path, RATES, "grid", failing)
+    whole = play_stage(path, RATES, "grid", ALL_FAIL)
     lines = path.read_bytes().splitlines(keepends=True)
     for kept in range(len(lines)):
         path.write_bytes(b"".join(lines[:kept]))
-        again = play_stage(path, RATES, "grid", failing)
+        again = play_stage(path, RATES, "grid", ALL_FAIL)
         assert {t.id: t.state for t in again.trials.values()} == {t.id: t.state for t in whole.trials.values()}
         assert again.conclusions == whole.conclusions
 
@@ -815,11 +792,7 @@ def test_stopped_in_the_middle_of_giving_up_it_gives_up_again(tmp_path: Path) ->
 def test_in_the_frontier_one_mode_may_fail_where_another_runs(tmp_path: Path) -> None:
     modes: list[Any] = ["selective", "full", 0.5, 0.3, "none"]
     config = study_of(stages=[{"type": "frontier", "activation_checkpointing": modes}])
-    world = memory_world({"none": 10_000})
-
-    def only_without(trial: TrialConfig, samples: int) -> dict[str, Any]:
-        return world(trial, samples) if trial.activation_checkpointing == "none" else failing(trial, samples)
-
+    only_without = failing(memory_world({"none": 10_000}), lambda one: one.activation_checkpointing != "none")
     study = play_stage(tmp_path / "journal.jsonl", config, "frontier", only_without)
     one = found_by(study, FrontierFindings)
     assert one.chosen.mode.activation_checkpointing == "none"

@@ -34,18 +34,8 @@ from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.lines import read_lines
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Proposal, TrialState
-from batchscout.trainers.config import TrialConfig
 from tests.support.lane_player import Player, World, director_of, know, study_of
-from tests.support.worlds import FIELD, TIMED, bowl, field_config, field_curves, run_at
-
-BOOM = "RuntimeError: boom"
-
-
-def failing(world: World, fails: Any) -> World:
-    def point(config: TrialConfig, samples: int) -> dict[str, Any]:
-        return {"outcome": "failed", "reason": BOOM} if fails(config, samples) else world(config, samples)
-
-    return point
+from tests.support.worlds import BOOM, FIELD, TIMED, bowl, failing, field_config, field_curves, run_at
 
 
 def play(path: Path, world: World, config: Any, stages: list[str], found: Any = ()) -> Study:
@@ -78,7 +68,7 @@ def test_a_study_in_which_all_failed_ends_as_if_nothing_had_once_the_code_is_men
     config = field_config()
     undisturbed = play(tmp_path / "undisturbed.jsonl", field_curves, config, ["grid"])
     path = tmp_path / "journal.jsonl"
-    failed = play(path, failing(field_curves, lambda *_: True), config, ["grid"])
+    failed = play(path, failing(field_curves, lambda _: True), config, ["grid"])
     assert not failed.conclusions["grid"].ok
     assert {trial.cause for trial in failed.trials.values()} == {Cause.FAILED, Cause.STOPPED}
     try_again(path, config.name)
@@ -95,7 +85,7 @@ def test_a_study_in_which_all_failed_ends_as_if_nothing_had_once_the_code_is_men
 
 def test_only_what_failed_runs_again(tmp_path: Path) -> None:
     config, path = field_config(), tmp_path / "journal.jsonl"
-    play(path, failing(field_curves, lambda trial, _: trial.learning_rate == 2e-3), config, ["grid"])
+    play(path, failing(field_curves, lambda trial: trial.learning_rate == 2e-3), config, ["grid"])
     before = results(replay(path, config.name))
     again = try_again(path, config.name)
     assert [event.id for event in again if isinstance(event, Retried)] == [run_at(2e-3)]
@@ -114,7 +104,7 @@ def test_later_stages_are_asked_again_and_what_they_ran_counts_where_they_still_
     )
     stages, path = ["train", "learning_rate"], tmp_path / "journal.jsonl"
     undisturbed = play(tmp_path / "undisturbed.jsonl", bowl, config, stages, TIMED)
-    play(path, failing(bowl, lambda trial, _: trial.effective_batch_size == 4), config, stages, TIMED)
+    play(path, failing(bowl, lambda trial: trial.effective_batch_size == 4), config, stages, TIMED)
     misled = replay(path, config.name)
     try_again(path, config.name)
     opened = replay(path, config.name)
@@ -142,7 +132,7 @@ def test_a_stage_that_is_asked_again_and_wants_what_it_has_run_concludes_the_sam
         stages=[{"type": "train", "max_runs": 6, "pruner": {"type": "none"}}, {"type": "learning_rate"}],
     )
     stages, path = ["train", "learning_rate"], tmp_path / "journal.jsonl"
-    world = failing(bowl, lambda trial, _: trial.effective_batch_size == 16)
+    world = failing(bowl, lambda trial: trial.effective_batch_size == 16)
     before = play(path, world, config, stages, TIMED)
     again = try_again(path, config.name)
     study = play(path, world, config, stages)  # which fails as before
@@ -155,7 +145,7 @@ def test_a_stage_that_is_asked_again_and_wants_what_it_has_run_concludes_the_sam
 
 def test_a_stage_without_a_result_in_which_no_trial_failed_runs_again_whole(tmp_path: Path) -> None:
     config, path = field_config(), tmp_path / "journal.jsonl"
-    study = play(path, failing(field_curves, lambda *_: False), config, ["grid"])
+    study = play(path, field_curves, config, ["grid"])
     assert tried_again(study) == []
     study.conclusions.clear()
     study.apply(Concluded(stage="grid", ok=False, reason="the loss is no sum"))
@@ -171,7 +161,7 @@ def test_what_has_not_failed_is_not_touched() -> None:
 
 def test_the_events_of_a_retry_come_twice_and_change_nothing(tmp_path: Path) -> None:
     config, path = field_config(), tmp_path / "journal.jsonl"
-    play(path, failing(field_curves, lambda *_: True), config, ["grid"])
+    play(path, failing(field_curves, lambda _: True), config, ["grid"])
     again = try_again(path, config.name)
     once = replay(path, config.name)
     twice = replay(path, config.name)
@@ -228,11 +218,11 @@ def test_where_all_has_failed_nothing_is_refused_and_where_some_has_the_command_
     tmp_path: Path,
 ) -> None:
     config = field_config()
-    study = play(tmp_path / "all.jsonl", failing(field_curves, lambda *_: True), config, ["grid"])
+    study = play(tmp_path / "all.jsonl", failing(field_curves, lambda _: True), config, ["grid"])
     assert trials_that_count(study) == []
     assert why_refused(study, ["mine.py"], []) is None
     assert why_refused(study, [], ["training data"]) is None, "it begins again with these"
     worst = max(FIELD)
-    some = failing(field_curves, lambda trial, _: trial.learning_rate == worst)
+    some = failing(field_curves, lambda trial: trial.learning_rate == worst)
     said = why_refused(play(tmp_path / "some.jsonl", some, config, ["grid"]), ["mine.py"], []) or ""
     assert said.endswith("to go on with both, and to try again what failed")

@@ -23,7 +23,7 @@ from tests.support.example_study import add_trial, conclude, end_trial, example_
 from tests.support.lane_player import Player, director_of, play_study, study_of
 from tests.support.loss_worlds import IDEAL, LossWorld, throughput_of
 from tests.support.outcome import recommendation_of
-from tests.support.worlds import FRONTIER, World
+from tests.support.worlds import FRONTIER, World, failing
 
 STAGES = [{"type": "train", "max_runs": 6}, {"type": "learning_rate"}]
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/recommendation.json"))
@@ -143,12 +143,9 @@ def test_accumulate_1_and_your_own_batch_stays(tmp_path: Path) -> None:
 
 
 def test_undetermined_recommends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
-    def nobody(config: TrialConfig, samples: int) -> dict[str, Any]:
-        return {"outcome": "failed", "reason": "it"}
-
     config = study_of(stages=STAGES[:1])
     with Journal(tmp_path / "journal.jsonl", config.name) as journal:
-        study = Player(director_of(config, journal, "train"), nobody).play()
+        study = Player(director_of(config, journal, "train"), failing(IDEAL, lambda _: True)).play()
     assert recommend(config, study) is None
     write_recommendation(tmp_path / "recommendation.json", None)
     assert not (tmp_path / "recommendation.json").exists()

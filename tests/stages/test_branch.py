@@ -36,6 +36,7 @@ from tests.support.loss_worlds import CriticalWorld
 from tests.support.outcome import found_by, recommendation_of
 from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
+from tests.support.worlds import BOOM, failing
 
 BATCH, BUDGET = 8, 8192
 POINTS = (2048, 4096)
@@ -245,14 +246,9 @@ def test_a_run_that_is_too_short_for_any_branch_ends_with_that() -> None:
 
 
 def test_branches_that_all_fail_leave_the_chosen_run_recommended() -> None:
-    def fails(config: TrialConfig, samples: int) -> dict[str, Any]:
-        if config.branch_from is not None:
-            return {"outcome": "out_of_memory", "reason": "too large"}
-        return CriticalWorld(16)(config, samples)
-
-    config, known = played(fails)
+    config, known = played(failing(CriticalWorld(16), lambda one: one.branch_from is not None, "out_of_memory"))
     assert reason(known).startswith("undetermined:")
-    assert known.conclusions["branch"].notes[0] == "branch-at2048-x1 did not finish: out_of_memory: too large"
+    assert known.conclusions["branch"].notes[0] == f"branch-at2048-x1 did not finish: out_of_memory: {BOOM}"
     recommended = recommendation_of(config, known)
     assert recommended.evidence.trial == "train-m8k1"
     assert [one.trial for one in recommended.alternatives] == []

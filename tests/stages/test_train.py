@@ -35,6 +35,7 @@ from tests.support.outcome import found_by, recommendation_of
 from tests.support.real_player import run_for_real
 from tests.support.studies import tiny_study
 from tests.support.tiny import ROOT, newest_state
+from tests.support.worlds import failing
 
 BATCHES = (4, 8, 16, 32, 64, 128, 256)
 BUDGET = 8192
@@ -449,12 +450,7 @@ def test_every_seed_of_a_run_is_trained_and_a_run_counts_once(tmp_path: Path) ->
 
 
 def test_a_batch_that_cannot_run_is_no_candidate_any_more(tmp_path: Path) -> None:
-    def lost(config: TrialConfig, samples: int) -> dict[str, Any]:
-        if config.effective_batch_size >= 128:
-            return {"outcome": "failed", "reason": "too large"}
-        return IDEAL(config, samples)
-
-    _, known = played(tmp_path, IDEAL, lost)
+    _, known = played(tmp_path, IDEAL, failing(IDEAL, lambda one: one.effective_batch_size >= 128))
     assert chosen(known) == 64
     batches = {one.effective_batch_size for one in findings_of(known).batches}
     assert 256 not in batches
@@ -510,24 +506,15 @@ def test_a_run_that_was_made_again_counts_once(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fills_memory_in_micro_batches_of_any_size_is_given_up_soon(tmp_path: Path) -> None:
-    def fills_up(config: TrialConfig, samples: int) -> dict[str, Any]:
-        if config.effective_batch_size >= 256:
-            return {"outcome": "out_of_memory", "reason": "too large"}
-        return IDEAL(config, samples)
-
+    fills_up = failing(IDEAL, lambda one: one.effective_batch_size >= 256, "out_of_memory")
     _, known = played(tmp_path, IDEAL, fills_up)
     tries = [one.config.micro_batch_size for one in known.trials.values() if one.config.effective_batch_size == 256]
     assert tries == [64, 32, 16]
     assert 256 not in {one.effective_batch_size for one in findings_of(known).batches}
 
 
-def test_where_no_candidate_has_finished_with_every_seed_it_is_undetermined(
-    tmp_path: Path,
-) -> None:
-    def second_seed_fails(config: TrialConfig, samples: int) -> dict[str, Any]:
-        return {"outcome": "failed", "reason": "lost"} if config.seed == 1 else IDEAL(config, samples)
-
-    _, known = played(tmp_path, IDEAL, second_seed_fails, seeds=[0, 1])
+def test_where_no_candidate_has_finished_with_every_seed_it_is_undetermined(tmp_path: Path) -> None:
+    _, known = played(tmp_path, IDEAL, failing(IDEAL, lambda one: one.seed == 1), seeds=[0, 1])
     assert sum(trial.state is TrialState.COMPLETE for trial in known.trials.values()) >= FIRST_RUNS
     conclusion = known.conclusions["train"]
     assert not conclusion.ok

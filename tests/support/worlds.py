@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,16 @@ from batchscout.trainers.config import TrialConfig
 from tests.support.lane_player import World, study_of
 
 MIB = 2**20
+BOOM = "RuntimeError: boom"
+
+
+def failing(world: World, fails: Callable[[TrialConfig], bool], outcome: str = "failed") -> World:
+    """This world, but for the trials that end so, for the reason BOOM."""
+
+    def point(config: TrialConfig, samples: int) -> dict[str, Any]:
+        return {"outcome": outcome, "reason": BOOM} if fails(config) else world(config, samples)
+
+    return point
 
 
 def memory_world(edges: dict[str, int]) -> World:
