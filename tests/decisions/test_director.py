@@ -772,7 +772,7 @@ def test_one_that_gets_anywhere_shows_that_the_others_may(tmp_path: Path) -> Non
 
 
 def test_three_of_one_mode_do_not_speak_for_the_others(tmp_path: Path) -> None:
-    world = failing(curves, lambda one: one.compile)
+    world = failing(curves, lambda one: bool(one.compile))
     stage = {"type": "grid", "compile": [True, False], "learning_rate": [1e-4, 2e-4, 3e-4]}
     study = play_stage(tmp_path / "journal.jsonl", study_of(stages=[stage]), "grid", world)
     assert sorted(str(trial.state) for trial in study.trials.values()) == ["complete"] * 3 + ["failed"] * 3
