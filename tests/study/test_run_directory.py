@@ -31,10 +31,14 @@ from tests.support.lane_player import study_of
 from tests.support.processes import next_line
 
 
+def run_of(config: StudyConfig) -> Proposal:
+    return Proposal("grid-m4k1", "grid", base_trial(config, None), candidate="grid-m4k1")
+
+
 def begin(run_dir: Path, config: StudyConfig) -> None:
     with open_run_directory(config, run_dir) as journal:
         journal.append(RunBegan(token="first", given=config.model_dump(mode="json", exclude_unset=True)))
-        journal.append(proposed(Proposal("grid-m4k1", "grid", base_trial(config, None), candidate="grid-m4k1")))
+        journal.append(proposed(run_of(config)))
 
 
 def rewrite(run_dir: Path, without: tuple[str, ...] = (), **changes: Any) -> None:
@@ -165,9 +169,6 @@ def test_a_file_that_no_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:
 
 HALF_A_REPORT = """
 import sys
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 from batchscout.trainers.files import written_whole
 with written_whole(Path(sys.argv[1])) as file:
@@ -204,17 +205,16 @@ def test_a_concluded_stage_keeps_the_checkpoints_that_somebody_may_want(
     tmp_path: Path, state: TrialState, cause: Cause | None, keeps: bool
 ) -> None:
     """A larger budget lets go on what the budget has stopped."""
-    wanted = Proposal("grid-m4k1", "grid", base_trial(study_of(), None), candidate="grid-m4k1")
-    checkpoint = trial_directory(tmp_path, wanted.id) / "checkpoints" / "8-token.pt"
+    trial = Trial(run_of(study_of()), state, cause)
+    checkpoint = trial_directory(tmp_path, trial.id) / "checkpoints" / "8-token.pt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
-    discard_what_nobody_needs(tmp_path, [Trial(wanted, state, cause)])
+    discard_what_nobody_needs(tmp_path, [trial])
     assert checkpoint.exists() == keeps
 
 
 def test_a_trial_is_tried_again_from_nothing_and_its_logs_say_which_try_they_are_of(tmp_path: Path) -> None:
-    wanted = Proposal("grid-m4k1", "grid", base_trial(study_of(), None), candidate="grid-m4k1")
-    trial = Trial(wanted, TrialState.FAILED)
+    trial = Trial(run_of(study_of()), TrialState.FAILED)
     directory = trial_directory(tmp_path, trial.id)
     (directory / "checkpoints").mkdir(parents=True)
     (directory / "checkpoints" / "8-token.pt").touch()

@@ -38,10 +38,6 @@ with Journal(Path(sys.argv[1]), "s", *map(float, sys.argv[3:])) as journal:
             print(error, flush=True)
     if sys.argv[2] in ("hold", "fork", "library"):
         sys.stdin.read()
-    if sys.argv[2] == "once":
-        journal.append(ClusterReady(token="key0", seconds=1.0))
-        print(1, flush=True)
-        sys.stdin.read()
     number = 0
     while sys.argv[2] == "write":
         journal.append(ClusterReady(token=f"key{number} " + "x" * 5000, seconds=1.0))
@@ -57,9 +53,10 @@ IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")
 def writer(
     path: Path, what: str, lease: str | None = None, *, within: Sequence[str] = (), **environment: str
 ) -> subprocess.Popen[str]:
-    """A process that has the journal open: it writes without end ("write") or one line ("once"), or a line with the token that it is
-    told, and answers with what came of it ("told"). Or it holds the journal until its input ends ("hold"), also with a fork of it that lives on until then ("fork"), or with one that a library's own
-    code made and that lives until it is killed ("library"). lease: how many seconds it may be silent, if not the usual. within: what the command is put after."""
+    """A process that has the journal open: it writes without end ("write"), or a line with the token that it is told, and answers with
+    what came of it ("told"). Or it holds the journal until its input ends ("hold"), also with a fork of it that lives on until then
+    ("fork"), or with one that a library's own code made and that lives until it is killed ("library"). lease: how many seconds it may
+    be silent, if not the usual. within: what the command is put after."""
     process = subprocess.Popen(
         [*within, sys.executable, "-c", WRITER, str(path), what, *([] if lease is None else [lease])],
         stdin=subprocess.PIPE,

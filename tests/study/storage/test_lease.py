@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -173,9 +174,7 @@ def test_generations_grow_also_over_drivers_that_have_ended(tmp_path: Path, path
 def test_who_follows_a_silent_driver_writes_into_a_file_that_the_other_has_not_open(tmp_path: Path, path: Path) -> None:
     """Suspended between its look at the lease and its write, it would write into the middle of what follows."""
     Journal(path, "s").close()
-    for term in (tmp_path / ".lease").iterdir():
-        term.unlink()
-    (tmp_path / ".lease").rmdir()
+    shutil.rmtree(tmp_path / ".lease")
     held_elsewhere(tmp_path)
     silence(tmp_path, 61)
     with path.open("r+b") as its_file:
