@@ -17,7 +17,7 @@ import yaml
 
 from batchscout.orchestrator.config.keys import Batch, StudyConfig, given_batch
 from batchscout.orchestrator.config.load import load_study, parse_study, read_yaml, written_yaml
-from batchscout.orchestrator.config.stages import AshaPruner, Frontier, Grid, NoPruner, StageKeys
+from batchscout.orchestrator.config.stages import AshaPruner, Frontier, Grid, StageKeys
 from batchscout.orchestrator.config.trial import (
     base_trial,
     evenly_spaced,
@@ -170,13 +170,7 @@ def test_a_fault_is_never_told_in_the_words_of_a_library() -> None:
     ("deterministic=maybe", "deterministic: it is 'maybe', and takes true or false; write one of these"),
     ("sample_budget=", "sample_budget: it is null, and takes a whole number; give it a value, or leave the key out"),
     ("model.target=7", "model.target: it is 7, and takes text; write '7'"),
-])  # fmt: skip
-def test_a_fault_says_what_stands_there_and_what_may_and_the_remedy(tmp_path: Path, override: str, words: str) -> None:
-    (line,) = refusal(tmp_path, "", override).splitlines()[1:]
-    assert words in line
-
-
-@pytest.mark.parametrize(("override", "remedy"), [
+    # what people type by habit
     ("memory_limit=80%", "write an amount with a unit, such as 16GiB"),
     ("memory_limit=16", "write an amount with a unit, such as 16GiB"),
     ("memory_limit=3 GiB, or so", "write an amount with a unit, such as 16GiB"),
@@ -216,9 +210,9 @@ def test_a_fault_says_what_stands_there_and_what_may_and_the_remedy(tmp_path: Pa
     ("seeds=1", "for 1 seed write [0], and for the seed 1 alone [1]"),
     ("seed=1", "write seeds, a list such as [0, 1, 2]"),
 ])  # fmt: skip
-def test_what_people_type_by_habit_is_answered_with_what_to_write(tmp_path: Path, override: str, remedy: str) -> None:
-    (fault,) = refusal(tmp_path, "", override).splitlines()[1:]
-    assert remedy in fault
+def test_a_fault_says_what_stands_there_and_what_may_and_the_remedy(tmp_path: Path, override: str, words: str) -> None:
+    (line,) = refusal(tmp_path, "", override).splitlines()[1:]
+    assert words in line
 
 
 @pytest.mark.parametrize("limit", ["1000000", "2MiB", "1.5 GiB", "900_000_000", "100KiB"])
@@ -701,11 +695,6 @@ def test_what_does_not_follow_the_batch_stays() -> None:
     assert optimizer_at(optimizer, 512, 0.1) == OptimizerConfig(betas=(0.8, 0.99), weight_decay=0.3)
 
 
-def test_sgd_has_no_second_moment_that_could_follow_the_batch() -> None:
-    optimizer = study_of(optimizer={"type": "sgd", "betas": [0.9, 0.95], "lr": 0.1}).optimizer
-    assert optimizer_at(optimizer, 512, 0.1).betas == (0.9, 0.95)
-
-
 @pytest.mark.parametrize("budget", [512, 10_000, 1_000_003])
 def test_the_first_rung_of_every_run_lies_past_its_warm_up(budget: int) -> None:
     config, pruner = study_of(), AshaPruner()
@@ -730,31 +719,6 @@ def test_no_run_is_compared_before_its_rate_has_risen(changes: dict[str, Any], s
     config = study_of(sample_budget=512, **changes)
     assert AshaPruner().rungs(512, 1024, rises_until(config))[0] == round(share * 1024)
     assert AshaPruner(min_samples=64).rungs(512, 512, rises_until(config))[0] == 64, "as the study file says"
-
-
-@for_every(
-    pruner=[
-        AshaPruner(),
-        AshaPruner(min_samples=64),
-        AshaPruner(min_samples=100, reduction_factor=3),
-    ],
-    own=[100, 511, 512, 640, 5000],
-)
-def test_the_rungs_of_a_run_lie_at_the_same_shares_of_its_budget_as_the_baselines_of_its(
-    pruner: AshaPruner, own: int
-) -> None:
-    baseline = pruner.rungs(512, 512)
-    assert baseline == tuple(baseline[0] * pruner.reduction_factor**level for level in range(len(baseline)))
-    assert baseline[-1] < 512 <= baseline[-1] * pruner.reduction_factor
-    rungs = pruner.rungs(512, own)
-    assert len(rungs) == len(baseline), "a level is the same share of every run"
-    for rung, of_baseline in zip(rungs, baseline, strict=True):
-        assert rung / own == pytest.approx(of_baseline / 512, abs=1 / own)
-
-
-def test_there_is_no_rung_where_the_first_lies_past_the_end_or_nobody_is_stopped() -> None:
-    assert AshaPruner(min_samples=512).rungs(512, 512) == ()
-    assert NoPruner().rungs(512, 512) == ()
 
 
 @pytest.mark.parametrize(("total", "count"), [(512, 8), (10, 3), (3, 8), (1, 1)])

@@ -65,17 +65,11 @@ def test_what_has_no_effect_is_not_told(optimizer: dict[str, Any], has_no_effect
 
 
 def test_defaults_of_finetuning_are_nobodys_either() -> None:
-    told = opened(
-        regime="finetune",
-        initial_weights="own",
-        sample_budget=64,
-        model={"target": "hf", "kwargs": {"name": "x", "pretrained": True}},
-    )
+    model = {"target": "hf", "kwargs": {"name": "x", "pretrained": True}}
+    keys = {"regime": "finetune", "initial_weights": "own", "sample_budget": 64, "model": model}
+    told = opened(**keys)
     assert (told["optimizer"]["lr"], told["optimizer"]["weight_decay"]) == (2e-5, 0.01)
-    told = opened(
-        regime="finetune", initial_weights="own", sample_budget=64, optimizer={"lr": 1e-5},
-        model={"target": "hf", "kwargs": {"name": "x", "pretrained": True}},
-    )  # fmt: skip
+    told = opened(**keys, optimizer={"lr": 1e-5})
     assert "lr" not in told["optimizer"]
     assert told["optimizer"]["warmup"] == "short"
 

@@ -42,9 +42,9 @@ def test_rungs_are_the_first_times_powers_of_the_factor_below_the_budget() -> No
     assert NoPruner().rungs(512, 512) == ()
 
 
-@for_every(budget=[64, 100, 333, 512, 1024, 5000], first=[None, 32, 64, 511])
-def test_the_rungs_of_every_budget_lie_at_the_same_shares_of_it(budget: int, first: int | None) -> None:
-    pruner = AshaPruner(min_samples=first)
+@for_every(budget=[64, 100, 333, 512, 1024, 5000], first=[None, 32, 64, 511], factor=[2, 3])
+def test_the_rungs_of_every_budget_lie_at_the_same_shares_of_it(budget: int, first: int | None, factor: int) -> None:
+    pruner = AshaPruner(min_samples=first, reduction_factor=factor)
     baselines, rungs = pruner.rungs(512, 512), pruner.rungs(512, budget)
     assert len(rungs) == len(baselines) > 0
     for rung, baselines_rung in zip(rungs, baselines, strict=True):
