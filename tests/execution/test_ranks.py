@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -59,21 +60,35 @@ def test_the_traceback_of_an_exception_of_50_mb_keeps_its_beginning_and_its_end(
     assert kept.rstrip().endswith("xxx and ended")
 
 
-def model_that_runs_out_of_memory(*_: Any, **__: Any) -> Any:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_rank_alone_may_go_on_after_running_out_of_memory_and_one_of_several_may_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int
-) -> None:
-    """Of several, the others wait in a collective for this one."""
-    monkeypatch.setattr(loop, "warm_up", model_that_runs_out_of_memory)
-    assignment = Assignment("a", tiny.config(world_size=world_size).model_dump_json(), str(tmp_path), token="t")
+def of_rank_0(directory: Path, **changes: Any) -> tuple[Message, bool]:
+    """What it says of a trial last, and whether its process may go on."""
+    assignment = Assignment("grid-a", tiny.config(**changes).model_dump_json(), str(directory), token="t")
     said, may_go_on = run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
     assert said is not None
-    assert (said.outcome, said.reason) == ("out_of_memory", "2.50 GiB more did not fit into the device")
-    assert may_go_on == (world_size == 1)
+    return said, may_go_on
+
+
+def last_word(directory: Path, **changes: Any) -> Message:
+    return of_rank_0(directory, **changes)[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB."),
+         "out_of_memory", "2.50 GiB more did not fit into the device"),
+        (StorageLost("there is no room for the checkpoint"), "no_storage", "there is no room for the checkpoint"),
+        (OSError(errno.EIO, "of a disk"), "no_storage", "the storage failed under grid-a: [Errno 5] of a disk"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rank_alone_may_go_on_after_it_had_no_room_and_one_of_several_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, error: Exception, outcome: str, reason: str
+) -> None:
+    """Of several, the others wait in a collective for this one."""
+    monkeypatch.setattr(loop, "warm_up", Mock(side_effect=error))
+    said, may_go_on = of_rank_0(tmp_path, world_size=world_size)
+    assert (said.outcome, said.reason, may_go_on) == (outcome, reason, world_size == 1)
 
 
 @pytest.mark.parametrize(
@@ -85,21 +100,13 @@ def test_what_cudnn_swallowed_is_out_of_memory_where_the_runs_own_limit_leaves_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, expected: str
 ) -> None:
     """The device itself has plenty left, and cuDNN does not say that torch's allocator refused it."""
-
-    def without_engine(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("GET was unable to find an engine to execute this computation")
-
+    without_engine = RuntimeError("GET was unable to find an engine to execute this computation")
     gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(loop, "train", without_engine)
+    monkeypatch.setattr(loop, "train", Mock(side_effect=without_engine))
     monkeypatch.setattr("batchscout.trainers.device.device.pick_device", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: (8 << 30) - (1 << 20))
-    config_json = tiny.config(memory_limit_bytes=limit_bytes).model_dump_json()
-    said, _ = run_trial(
-        Assignment("a", config_json, str(tmp_path), token="t"), SilentPlace(dispatcher=None, lane="lane", rank=0)
-    )
-    assert said is not None
-    assert said.outcome == expected
+    assert last_word(tmp_path, memory_limit_bytes=limit_bytes).outcome == expected
 
 
 NCCL_WITHOUT_ROOM = (
@@ -116,36 +123,13 @@ def test_a_collective_without_room_is_out_of_memory_and_one_without_a_peer_is_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NCCL says both in an error of its own."""
-    assignment = Assignment("a", tiny.config(world_size=2).model_dump_json(), str(tmp_path), token="t")
     monkeypatch.setattr(ranks, "SECONDS_TO_TELL_OF_A_PEER", 0)
-
-    def last_word_after(text: str) -> Any:
-        def fails(*_: Any, **__: Any) -> Any:
-            raise RuntimeError(text)
-
-        monkeypatch.setattr(loop, "warm_up", fails)
-        return run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
-
-    said, may_go_on = last_word_after(NCCL_WITHOUT_ROOM)
+    both = [RuntimeError(text) for text in (NCCL_WITHOUT_ROOM, NCCL_WITHOUT_PEER)]
+    monkeypatch.setattr(loop, "warm_up", Mock(side_effect=both))
+    said, may_go_on = of_rank_0(tmp_path, world_size=2)
     assert (said.outcome, may_go_on) == ("out_of_memory", False)
     with pytest.raises(LaneRecycled, match="a collective failed: NCCL error in"):
-        last_word_after(NCCL_WITHOUT_PEER)
-
-
-@pytest.mark.parametrize("error", [StorageLost("there is no room for the checkpoint"), OSError(errno.EIO, "of a disk")])
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_rank_alone_may_go_on_after_its_storage_failed_and_one_of_several_may_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int, error: Exception
-) -> None:
-    def fails(*_: Any, **__: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(loop, "warm_up", fails)
-    assignment = Assignment("a", tiny.config(world_size=world_size).model_dump_json(), str(tmp_path), token="t")
-    said, may_go_on = run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
-    assert said is not None
-    assert said.outcome == "no_storage"
-    assert may_go_on == (world_size == 1)
+        of_rank_0(tmp_path, world_size=2)
 
 
 class NotedCalls:
@@ -200,13 +184,6 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_what_to_do(monkeypatch: pyt
     said = rf"Ray has a GPU for this rank on \S+, and torch {re.escape(torch.__version__)} can use none there: install "
     with pytest.raises(ValueError, match=said):
         require_cuda()
-
-
-def last_word(directory: Path, **changes: Any) -> Message:
-    assignment = Assignment("grid-a", tiny.config(**changes).model_dump_json(), str(directory), token="t")
-    said, _ = run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
-    assert said is not None
-    return said
 
 
 def data_on_a_failed_disk() -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -77,13 +77,8 @@ def test_what_the_user_has_told_torchs_allocator_stands(name: str) -> None:
 
 def test_a_start_that_ray_gives_up_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As Ray 2.60 raises it: it would take a machine without any time left to see it happen."""
-
-    def too_slow(*_: object, **__: object) -> NoReturn:
-        raise Exception(
-            "The current node timed out during startup. This could happen because some of the raylet failed to startup."
-        )
-
-    monkeypatch.setattr(ray, "init", too_slow)
+    said = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+    monkeypatch.setattr(ray, "init", Mock(side_effect=Exception(said)))
     monkeypatch.setenv("RAY_BACKEND_LOG_LEVEL", "debug")
     told = r"^Ray did not start on this machine: The current node timed out.*RAY_BACKEND_LOG_LEVEL.*run the same command again"
     with pytest.raises(ValueError, match=told) as raised:
@@ -95,11 +90,8 @@ def test_a_start_that_ray_gives_up_is_told_with_the_remedy(monkeypatch: pytest.M
 
 def test_a_start_that_a_setting_ends_is_told_with_the_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As Ray 2.60 raises it for a token's file that is not there: it reads that setting once, when it is imported."""
-
-    def refuses(*_: object, **__: object) -> NoReturn:
-        raise AuthenticationError("RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty: /nowhere.")
-
-    monkeypatch.setattr(ray, "init", refuses)
+    said = "RAY_AUTH_TOKEN_PATH is set but file cannot be opened or is empty: /nowhere."
+    monkeypatch.setattr(ray, "init", Mock(side_effect=AuthenticationError(said)))
     for name in [name for name in os.environ if name.startswith(("PYTHON", "RAY_", "TORCH"))]:
         monkeypatch.delenv(name)
     with pytest.raises(AuthenticationError):
@@ -205,10 +197,7 @@ def test_a_cluster_of_another_ray_is_refused_with_both_versions(monkeypatch: pyt
 def test_what_ray_says_of_a_cluster_that_it_does_not_join_is_told_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def none_of_it(*_: object, **__: object) -> NoReturn:
-        raise ConnectionError("Could not find any running Ray instance.")
-
-    monkeypatch.setattr(ray, "init", none_of_it)
+    monkeypatch.setattr(ray, "init", Mock(side_effect=ConnectionError("Could not find any running Ray instance.")))
     said = "at 10.0.0.1:6379 cannot be used from here: Could not find any running Ray instance.; run on a node of the cluster"
     with pytest.raises(ValueError, match=re.escape(said)):
         start_ray(parse_study(ON_TEXT, "it"), "10.0.0.1:6379", tmp_path)

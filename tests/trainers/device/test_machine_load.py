@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -137,11 +138,7 @@ def test_a_gpus_clock_power_and_reasons_are_told_and_its_power_limit_is_no_distu
 def test_what_a_gpu_does_not_answer_costs_no_other_figure(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
     driver = DriverOfAGpu((1980, 650_000, 0))
     (name,) = [name for name in vars(driver) if name.startswith("nvml") and name.endswith(refused)]
-
-    def refuse(*_: object) -> None:
-        raise DriverOfAGpu.NVMLError("Not Supported")
-
-    setattr(driver, name, refuse)
+    setattr(driver, name, Mock(side_effect=DriverOfAGpu.NVMLError("Not Supported")))
     found = metrics_of_a_gpu(monkeypatch, driver).keys()
     answers = {"Reasons": "gpu_slowed", "Processes": "other_gpu_processes", "PowerUsage": "gpu_watts"}
     expected = {"clock_hertz", *(key for question, key in answers.items() if question != refused)}
