@@ -3,7 +3,6 @@ head and a worker on this machine. Who has the token runs a study on it, and nob
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -21,7 +20,7 @@ import pytest
 import yaml
 
 from tests.support.ports import free_ports
-from tests.support.processes import descendants, descended_from, read, without_rays_settings
+from tests.support.processes import descendants, descended_from, kill, read, without_rays_settings
 from tests.support.secrets import SECRETS, told_below
 from tests.support.studies import TINY, grid
 
@@ -134,9 +133,7 @@ def start(command: str, home: Path) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    for pid in [*descendants(process.pid), process.pid]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    kill(*descendants(process.pid), process.pid)
     process.wait()
 
 

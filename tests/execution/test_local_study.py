@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ import yaml
 from tests.support.processes import (
     HANGS_AFTER_SECONDS,
     descendants,
+    kill,
     listens_beyond_loopback,
     read,
     servers_among,
@@ -201,9 +201,7 @@ def unruly() -> Iterator[Stopped]:
             driver.kill()
         pids = [int(number) for number in (folder / "started").read_text().split()]
         left = outlives(pids, SECONDS_TO_BE_GONE)
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(*pids)
         yield Stopped(folder, driver.returncode, output, [], left)
 
 

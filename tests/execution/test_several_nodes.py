@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from batchscout.orchestrator.study.events import Interrupted
-from batchscout.orchestrator.study.journal import replay
 from batchscout.orchestrator.study.state import Study
 from tests.faults.driver import Driver, has
 from tests.support.nodes import cluster_of
@@ -39,10 +38,6 @@ def ended(address: str, folder: Path, **changes: Any) -> tuple[int, str, Driver]
     return *driver.end(), driver
 
 
-def of(driver: Driver) -> Study:
-    return replay(driver.run_dir / "journal.jsonl", driver.name)
-
-
 def lane_nodes(folder: Path) -> set[str]:
     """Those of all lanes' ranks: the driver is no node's."""
     return set((folder / "nodes").read_text().split())
@@ -62,7 +57,7 @@ def test_two_ranks_on_two_nodes_train_to_the_losses_of_two_on_one(address: str, 
         code, said, driver = ended(address, tmp_path / strategy, world_size=2, placement=placement)
         assert code == 0, said
         assert len(lane_nodes(tmp_path / strategy)) == num_nodes
-        studies[strategy] = of(driver)
+        studies[strategy] = driver.study()
     assert [study.facts.device_kind for study in studies.values()] == ["large", "small"]
     told = [notice.text for study in studies.values() for notice in study.notices[None]]
     assert "runs on the 4 CPUs of type large alone, and leaves 2 CPUs of type small (" in told[0]
@@ -105,4 +100,4 @@ def test_what_no_node_holds_is_bad_input_before_anything_starts(address: str, tm
         "largest holds 2; lower world_size"
     ) in " ".join(output.split())
     assert "Traceback" not in output
-    assert of(driver).trials == {}
+    assert driver.study().trials == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -19,7 +18,7 @@ from tests.faults.scene import Scene, alive, title
 from tests.support.damage import flipped
 from tests.support.disk import Disk
 from tests.support.memory_group import MemoryGroup
-from tests.support.processes import descendants, until
+from tests.support.processes import descendants, kill, until
 from tests.support.storage import Call, fault, interposed_library
 
 # A dead gcs or raylet is noticed, and the report is written, within this.
@@ -90,8 +89,7 @@ class OwnCluster(Scene):
             self.started()
             kill(self.driver.process.pid)
             self.driver.end()
-        for pid in self.pids:
-            kill(pid)
+        kill(*self.pids)
         until(lambda: not any(map(alive, self.pids)), "the study's processes are gone")
 
     def check_nothing_is_left_over(self) -> None:
@@ -233,8 +231,7 @@ def cut_power(scene: OwnCluster) -> str | None:
     assert scene.driver.process is not None
     pids = scene.started()
     scene.disk.cut_power()
-    for pid in (scene.driver.process.pid, *pids, *scene.started()):
-        kill(pid)
+    kill(scene.driver.process.pid, *pids, *scene.started())
     scene.driver.end()
     until(lambda: not any(map(alive, pids)), "the machine is off")
     scene.disk.unmount()
@@ -242,11 +239,6 @@ def cut_power(scene: OwnCluster) -> str | None:
     scene.known = scene.known[:-1]  # it may have been read before it was synced
     scene.start()
     return "the machine's power"
-
-
-def kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 FAULTS: dict[str, Callable[[OwnCluster], str | None]] = {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +17,7 @@ from typing import Any
 from ray.autoscaler.v2.sdk import get_cluster_status, request_cluster_resources
 
 from tests.support.ports import free_ports
-from tests.support.processes import descendants, read, servers_among, without_rays_settings
+from tests.support.processes import descendants, kill, read, servers_among, without_rays_settings
 
 CLONE = Path(__file__).parents[2]
 SECONDS_TO_START = 120
@@ -54,9 +52,7 @@ class GrowingCluster:
 
     def kill(self, worker: int) -> None:
         """End a worker as a cloud does that takes a machine back without a word: its processes, and those that they have started."""
-        for pid in [worker, *descendants(worker)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(worker, *descendants(worker))
 
 
 def _is_the_heads(raylet: int) -> bool:
@@ -122,9 +118,7 @@ def _head(folder: Path, *words: str, gcs: int | None = None) -> Iterator[tuple[s
     try:
         yield _address_of(head, folder, gcs or one), head
     finally:
-        for pid in [*descendants(head.pid), head.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(*descendants(head.pid), head.pid)
         head.wait()
 
 

@@ -59,10 +59,15 @@ def kill_node_of(rank: int) -> float:
     """End the raylet that has started this process, and whatever else it has; return when."""
     raylet = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
     struck = time.time()
-    for pid in [raylet, *descendants(raylet)]:
+    kill(raylet, *descendants(raylet))
+    return struck
+
+
+def kill(*pids: int) -> None:
+    """End those of them that have not ended."""
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return struck
 
 
 def read(file: Path) -> str:
