@@ -16,6 +16,8 @@ from typing import Any, Literal
 import pytest
 import yaml
 
+from batchscout.orchestrator.config.load import load_study
+from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.study.events import Concluded, RunBegan
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.trainers.files import quoted
@@ -458,8 +460,6 @@ def test_predicted_peaks_are_those_that_the_allocator_was_measured_at(
 
 
 def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentions_own(home: Path) -> None:
-    from batchscout.orchestrator.config.load import load_study
-    from batchscout.orchestrator.config.trial import base_trial
     from batchscout.trainers.speed.flops import flops_per_sample
 
     config = base_trial(load_study(home / "tiny.yaml", []), None)
@@ -470,8 +470,6 @@ def test_flops_of_a_sample_are_six_per_multiplying_weight_and_token_and_attentio
 
 @pytest.mark.slow
 def test_accumulation_holds_one_gradient_more(home: Path) -> None:
-    from batchscout.orchestrator.config.load import load_study
-    from batchscout.orchestrator.config.trial import base_trial
     from batchscout.trainers.before.prediction import predict
 
     config = base_trial(load_study(home / "tiny.yaml", ["batch.gradient_accumulation_steps=1"]), None)
@@ -601,7 +599,6 @@ def test_a_terminal_that_lacks_a_letter_hides_no_result(run_dir: Path, tmp_path:
     ],
 )
 def test_a_directory_that_cannot_be_made_is_named_before_anything_starts(home: Path, given: str, says: str) -> None:
-    (home / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     done = batchscout("run", "tiny.yaml", "--dir", given, cwd=home)
     assert done.returncode == 2
     assert done.stderr == f"batchscout: {home / given} cannot hold a study: {says}; choose another --dir\n"

@@ -46,10 +46,11 @@ SHORT_STUDY = (
     "sample_budget=512", "evaluation_samples=32", "stages.throughput.multiples=[1,2]", "stages.throughput.rounds=1",
     "stages.throughput.max_rounds=1", "stages.equivalence.steps=5", "stages.train.max_runs=2",
 )  # fmt: skip
-SCALED_DOWN = (
-    "largest=4", "smallest=4", "activation_checkpointing=[none]", "compile=[false]", "finalists=1", "rounds=1", "max_rounds=1",
-    "memory_knobs=[]",
-)  # fmt: skip
+SMALL = {
+    "smallest": 4, "largest": 4, "activation_checkpointing": ["none"], "compile": [False], "finalists": 1, "rounds": 1, "max_rounds": 1,
+    "memory_knobs": [],
+}  # fmt: skip
+SCALED_DOWN = [f"stages.frontier.{key}={json.dumps(value)}" for key, value in SMALL.items()]
 
 
 def lines_added(folder: Path, answer: str) -> int:
@@ -74,8 +75,7 @@ def test_an_answer_takes_a_few_lines_more(name: str, answer: str) -> None:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=tier) for name, tier in WHOLE.items()])
 def test_an_object_that_trains_elsewhere_gets_a_whole_study(name: str, short: Path) -> None:
     pytest.importorskip(SCRIPTS[name])
-    frontier = [f"stages.frontier.{change}" for change in SCALED_DOWN]
-    changes = [part for change in (*frontier, *SHORT_STUDY) for part in ("--set", change)]
+    changes = [part for change in (*SCALED_DOWN, *SHORT_STUDY) for part in ("--set", change)]
     apart(EXAMPLES / name, short, "-m", "batchscout", "run", "study.yaml", "--dir", str(short / "run"), *changes)
     study = load(short / "run")
     assert study.is_over
@@ -232,11 +232,6 @@ print(json.dumps({**told, "samples": len(trainer.train_dataset), "rates": Rates.
 """
 
 
-SMALL = {
-    "smallest": 4, "largest": 4, "activation_checkpointing": ["none"], "compile": [False], "finalists": 1, "rounds": 1, "max_rounds": 1,
-    "memory_knobs": [],
-}  # fmt: skip
-
 COUNTED_IN = {"lightning": "samples/s", "transformers_trainer": "tokens/s"}
 """Folders whose first stage runs here, and what the speed of their data is told in."""
 
@@ -246,7 +241,7 @@ COUNTED_IN = {"lightning": "samples/s", "transformers_trainer": "tokens/s"}
 @pytest.mark.parametrize("name", COUNTED_IN)
 def test_an_object_that_trains_elsewhere_is_measured_as_it_is(name: str, short: Path) -> None:
     pytest.importorskip(SCRIPTS[name])
-    changes = [part for change in SCALED_DOWN for part in ("--set", f"stages.frontier.{change}")]
+    changes = [part for change in SCALED_DOWN for part in ("--set", change)]
     out = apart(EXAMPLES / name, short, "-m", "batchscout", "run", "speed.yaml", "--dir", str(short / "run"), *changes)
     study = load(short / "run")
     assert study.is_over

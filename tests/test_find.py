@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from batchscout.orchestrator.study.events import proposed
 from batchscout.orchestrator.study.run_directory import open_run_directory
 from batchscout.orchestrator.study.trial import Proposal
 from batchscout.trainers.sources import objects
-from tests.support.processes import descended_from, next_line
+from tests.support.processes import descended_from, kill, next_line
 
 ROOT = Path(__file__).parents[1]
 
@@ -173,8 +172,7 @@ def test_what_a_constructor_has_started_ends_with_find_and_what_a_notebook_has_s
         own = int(next_line(notebook))
         assert sorted(descended_from(tmp_path)) == sorted([notebook.pid, own])
     finally:
-        for number in descended_from(tmp_path):
-            os.kill(number, signal.SIGKILL)
+        kill(*descended_from(tmp_path))
         notebook.communicate()
 
 

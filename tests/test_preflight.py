@@ -206,6 +206,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": {"target": "mine:not_a_module"}}, r"returned a str, not an nn.Module; return the module itself"),
     ({"model": {"target": "mine:Model", "kwargs": {"width": "wide"}}},
      r"model.target 'mine:Model' with model.kwargs {'width': 'wide'} raised TypeError: .* line \d+\); check the values"),
+    ({"model": {"target": "mine:fails_without_words"}}, r"'mine:fails_without_words' with model.kwargs {} raised Speechless \(in "),
     ({"model": {"target": "mine:Model"}, "data": {"target": "mine:samples_that_raise"}},
      r"data.target 'mine:samples_that_raise' with data.kwargs {} raised RuntimeError: no such file \(at sample 0\) \(in .*mine.py, line \d+\)"),
     ({"stages": [{"type": "equivalence", "effective_batch_size": 2**20}], "sample_budget": 2**21},
@@ -445,13 +446,6 @@ def test_a_constructor_that_ends_the_program_does_not_end_it_without_a_word(type
         "batchscout: model.target 'mine:gives_up' with model.kwargs {} exited with status 0 (sys.exit) (in "
     )
     assert "check the values, or debug it with batchscout trial" in message
-
-
-@pytest.mark.usefixtures("passing")
-def test_an_exception_whose_text_cannot_be_had_is_told_by_its_type(typed: Typed) -> None:
-    code, message = run(typed, model={"target": "mine:fails_without_words"})
-    assert code == 2
-    assert "'mine:fails_without_words' with model.kwargs {} raised Speechless (in " in message
 
 
 LOCAL, CLUSTER = True, False

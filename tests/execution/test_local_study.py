@@ -25,6 +25,7 @@ from tests.support.processes import (
     listens_beyond_loopback,
     read,
     servers_among,
+    until,
     without_rays_settings,
 )
 from tests.support.secrets import SECRETS, told_below
@@ -299,7 +300,4 @@ def test_a_study_that_is_told_to_stop_while_ray_starts_says_how_to_go_on(
     assert driver.returncode == 130, output
     assert "To go on, run the same command again" in output
     assert "Traceback" not in output
-    deadline = time.monotonic() + SECONDS_TO_BE_GONE
-    while running_below(short) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert running_below(short) == []
+    until(lambda: running_below(short) == [], "nothing of Ray's runs", SECONDS_TO_BE_GONE)

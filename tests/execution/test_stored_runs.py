@@ -30,7 +30,7 @@ from tests.support.blind_node import blind_node, why_there_is_no_blind_node
 from tests.support.nodes import cluster_of
 from tests.support.object_store import BUCKET, Server, object_store, reached_at
 from tests.support.outcome import GOLDEN
-from tests.support.processes import until
+from tests.support.processes import of_a_driver_on, until
 from tests.support.studies import TINY, grid
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -179,12 +179,6 @@ def test_what_the_store_lacks_is_bad_input_before_anything_starts(store: ObjectS
 
 
 # On a cluster
-
-
-def of_a_driver_on(address: str) -> dict[str, str]:
-    """The environment in which a driver takes an address of loopback for what it is: Ray takes it for that of the machine in its network,
-    unless it is told that there is none. No node starts so."""
-    return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith("127.") else {}
 
 
 def step_losses(path: Path) -> dict[int, float]:

@@ -19,6 +19,7 @@ from batchscout.orchestrator.study.lines import read_lines
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import TrialState
 from batchscout.trainers.notices import heard_by
+from tests.support.processes import of_a_driver_on
 
 PATIENCE_SECONDS = 240
 DECISIONS = (Promoted, Paused, Ended, Concluded)
@@ -35,9 +36,7 @@ class Driver:
             sys.executable, "-m", "batchscout", "run", str(folder / "study.yaml"), "--dir", str(self.run_dir),
             *(["--address", address] if address else []),
         ]  # fmt: skip
-        # Ray takes an address of loopback for that of the machine in its network, unless it is told that there is none.
-        no_network = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address and address.startswith("127.") else {}
-        self.environment = {**os.environ, **no_network}
+        self.environment = {**os.environ, **of_a_driver_on(address or "")}
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, **options: Any) -> None:

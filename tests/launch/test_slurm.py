@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from batchscout.orchestrator.launch.node import start_command, this_node
 from batchscout.orchestrator.launch.slurm import SlurmJob, script
 from tests.support.command_line import Typed
 from tests.support.ports import free_ports
-from tests.support.processes import HANGS_AFTER_SECONDS, without_rays_settings
+from tests.support.processes import HANGS_AFTER_SECONDS, until, without_rays_settings
 from tests.support.studies import TINY, grid
 
 CLONE = Path(__file__).parents[2]
@@ -297,13 +297,13 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
             log = (tmp_path / "daemons.log").open("ab")
             started.append(subprocess.Popen(command, env=settings, stdout=log, stderr=log))
             log.close()
-            wait_for(lambda: (tmp_path / "munge.sock").exists(), 10)
-        wait_for(lambda: cluster.ask("sinfo", "-h", "-o", "%D%t").strip() == "2idle", 30)
+            until((tmp_path / "munge.sock").exists, "munged listens", 10)
+        until(lambda: cluster.ask("sinfo", "-h", "-o", "%D%t").strip() == "2idle", "two nodes are idle", 30)
         yield cluster
     finally:
         subprocess.run(["scancel", "--user=root"], env=settings, check=False)  # a job would outlive its daemons
         with contextlib.suppress(AssertionError):
-            wait_for(lambda: not cluster.ask("squeue", "-h"), 30)
+            until(lambda: not cluster.ask("squeue", "-h"), "the queue is empty", 30)
         for process in reversed(started):
             process.terminate()
         for process in started:
@@ -317,13 +317,6 @@ MUNGE_FILES = {
     "log-file": "munge.log",
     "seed-file": "munge.seed",
 }
-
-
-def wait_for(holds: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 @pytest.mark.cluster
@@ -340,11 +333,11 @@ def test_a_job_on_two_nodes_whose_time_is_up_goes_on_in_the_queue_and_ends_with_
         lines = journal.read_text().splitlines() if journal.exists() else []
         return [event for line in lines if (event := json.loads(line))["kind"] == kind]
 
-    wait_for(lambda: bool(journaled("evaluated")), 300)
+    until(lambda: bool(journaled("evaluated")), "an evaluation", 300)
     slurm.ask("scancel", "--batch", "--signal=USR1", number)  # as SLURM itself does before a job's time is up
-    wait_for(lambda: slurm.state(number) == "PENDING", 60)
+    until(lambda: slurm.state(number) == "PENDING", "it is in the queue", 60)
     before = journal.read_text()
-    wait_for(lambda: slurm.state(number) in ("COMPLETED", "FAILED", "TIMEOUT"), 450)
+    until(lambda: slurm.state(number) in ("COMPLETED", "FAILED", "TIMEOUT"), "its end", 450)
     assert slurm.state(number) == "COMPLETED", log.read_text()
     assert journal.read_text().startswith(before), "the study went on"
     assert len(journaled("run_began")) == 2

@@ -121,6 +121,12 @@ def without_rays_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
 
 
+def of_a_driver_on(address: str) -> dict[str, str]:
+    """The environment in which a driver takes an address of loopback for what it is: Ray takes it for that of the machine in its network,
+    unless it is told that there is none. No node starts so."""
+    return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith("127.") else {}
+
+
 def python(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Python with these arguments in a process of its own, which has this clone's code wherever it is started."""
     settings = os.environ | {"PYTHONPATH": str(ROOT)} | environment

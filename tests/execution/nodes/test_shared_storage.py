@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +16,7 @@ from batchscout.orchestrator.study.storage.marker import Marker, is_seen, mark
 from tests.faults.driver import Driver
 from tests.support.blind_node import blind_node, why_there_is_no_blind_node
 from tests.support.nodes import cluster_of
-from tests.support.processes import until
+from tests.support.processes import of_a_driver_on, python, until
 from tests.support.studies import TINY, grid
 
 NODES = [Node(f"node-{letter}", 8, id=letter) for letter in "abcdefg"]
@@ -110,7 +107,5 @@ def test_a_run_directory_that_one_node_does_not_see_is_refused_before_anything_s
 def lives_alone(address: str) -> bool:
     """True once the cluster has its head and one node."""
     ask = f"import ray; ray.init({address!r}, logging_level=40); print(sum(node['Alive'] for node in ray.nodes()))"
-    # Ray takes an address of loopback for that of the machine in its network, unless it is told that there is none.
-    no_network = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith("127.") else {}
-    done = subprocess.run([sys.executable, "-c", ask], env=os.environ | no_network, capture_output=True, text=True)
+    done = python("-c", ask, **of_a_driver_on(address))
     return done.stdout.split()[-1:] == ["2"]
