@@ -309,11 +309,8 @@ def test_no_text_of_a_picture_lies_over_another_or_is_cut_off(
     """With the fonts of this machine; where there is none but DejaVu they are as wide as fonts get."""
     if run == "recorded":
         shutil.copytree(RECORDED, tmp_path, dirs_exist_ok=True)
-    file = (
-        example
-        if run == "example"
-        else reported(tmp_path if run == "recorded" else GOLDEN / run, tmp_path / "report.html")
-    )
+    folder = tmp_path if run == "recorded" else GOLDEN / run
+    file = example if run == "example" else reported(folder, tmp_path / "report.html")
     show(tab, file, width)
     assert tab.evaluate("document.querySelectorAll('figure svg text').length") > 20
     assert tab.evaluate(COVERED) == []

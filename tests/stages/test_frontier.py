@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.config import Compile
 from tests.support.every import for_every
 from tests.support.frontier_world import LIMIT, World, played
-from tests.support.known_stage import Known
+from tests.support.known_stage import Known, noisy
 from tests.support.lane_player import know, next_trial, study_of
 from tests.support.worlds import MIB, NONE
 
@@ -208,17 +207,8 @@ def test_on_a_gpu_no_speed_is_that_of_a_few_steps_with_statistics() -> None:
     assert seconds == {True: 0.5, False: 2.0}, "of a probe, and of a timing or verification"
 
 
-def noisy(share: float) -> Callable[[Proposal], float]:
-    """Every timing is off by as much as this share, the same however often it is asked."""
-    return lambda proposal: math.exp(random.Random(proposal.id).gauss(0, share))
-
-
 def sizes_timed(known: Known) -> set[int]:
     return {trial.config.micro_batch_size for trial in known.study.trials.values() if trial.proposal.round is not None}
-
-
-def rounds_timed(known: Known) -> int:
-    return max(trial.proposal.round or 0 for trial in known.study.trials.values())
 
 
 def test_a_tie_goes_to_the_smaller_memory() -> None:
@@ -267,7 +257,7 @@ def test_noise_leads_to_more_rounds_and_then_to_undetermined() -> None:
     flat = World(half_rate_size=0.0, noise=noisy(0.15))
     known, found = played(flat, activation_checkpointing=["none"])
     findings = known.found(FrontierFindings)
-    assert 8 <= rounds_timed(known) <= 8 + 3
+    assert 8 <= known.num_rounds() <= 8 + 3
     assert "undetermined" in {rival.order for rival in findings.rivals}
     assert "seems fastest inside the limit" in found.reason
     assert "undetermined whether micro-batch" in found.reason
@@ -278,13 +268,13 @@ def test_noise_leads_to_more_rounds_and_then_to_undetermined() -> None:
 
 def test_a_round_in_which_the_gpu_slowed_itself_down_is_timed_again() -> None:
     known, _ = played(World(slowed=lambda proposal: proposal.round == 1))
-    assert rounds_timed(known) == 3 + 1
+    assert known.num_rounds() == 3 + 1
     assert {rival.ratio.num_rounds for rival in known.found(FrontierFindings).rivals} == {3}
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_sentence_and_the_findings_say_what_the_rounds_in_the_journal_say(seed: int) -> None:
-    known, found = played(World(half_rate_size=2.0, noise=lambda p: noisy(0.03)(replace(p, id=f"{seed}{p.id}"))))
+    known, found = played(World(half_rate_size=2.0, noise=noisy(0.03, seed)))
     findings = known.found(FrontierFindings)
     trials = [t for t in known.study.trials.values() if t.proposal.round is not None]
 
@@ -306,7 +296,7 @@ def test_the_sentence_and_the_findings_say_what_the_rounds_in_the_journal_say(se
 def test_a_point_that_falls_in_its_verification_is_timed_again_and_its_figure_is_not_kept() -> None:
     world = World(noise=lambda proposal: 0.2 if proposal.fresh_process else 1.0)
     known, found = played(world)
-    assert rounds_timed(known) == 3 + 2
+    assert known.num_rounds() == 3 + 2
     findings = known.found(FrontierFindings)
     assert findings.chosen.micro_batch_size == 18
     assert findings.chosen.tokens_per_second == pytest.approx(474, abs=1), "that of its rounds"

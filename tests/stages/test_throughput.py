@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.messages import HeldLane
 from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.config import TrialConfig
-from tests.support.known_stage import Known
+from tests.support.known_stage import Known, noisy
 from tests.support.worlds import FRONTIER, FULL, MIB, NONE
 
 TRAIN = {"type": "train"}
@@ -44,10 +43,6 @@ def frontier(*sizes: int, full: tuple[int, ...] = ()) -> FrontierFindings:
 
 def quiet(proposal: Proposal) -> float:
     return 1.0
-
-
-def noisy(share: float, seed: int = 0) -> Callable[[Proposal], float]:
-    return lambda proposal: math.exp(random.Random(f"{seed}{proposal.id}").gauss(0, share))
 
 
 def measure(known: Known, proposal: Proposal, share: float) -> None:
@@ -97,10 +92,6 @@ def played_alike(beside: Callable[[Known, Proposal], dict[str, Any]], **changes:
 
 def batches_of(known: Known) -> list[int]:
     return [rate.effective_batch_size for rate in known.found(ThroughputFindings).rates]
-
-
-def rounds_of(known: Known) -> int:
-    return max(trial.proposal.round or 0 for trial in known.study.trials.values())
 
 
 def test_batches_that_wait_for_data_are_told_with_the_remedy() -> None:
@@ -292,17 +283,17 @@ def test_they_are_timed_in_turns_and_the_noise_scale_is_measured_in_the_first_ro
 
 def test_more_rounds_until_the_rates_are_known_and_no_more_than_allowed() -> None:
     found = frontier(4, 8, 16)
-    assert rounds_of(played(found)) == 3
-    assert 3 < rounds_of(played(found, noisy(0.1))) <= 8
-    busy = played(found, noisy(0.4))
-    assert 8 <= rounds_of(busy) <= 8 + 3, "so many that agree, and three more in place of those that do not"
+    assert played(found).num_rounds() == 3
+    assert 3 < played(found, noisy(0.1, 0)).num_rounds() <= 8
+    busy = played(found, noisy(0.4, 0))
+    assert 8 <= busy.num_rounds() <= 8 + 3, "so many that agree, and three more in place of those that do not"
     assert busy.found(ThroughputFindings).busy
     assert "undetermined whether other effective batches are faster: " in busy.conclude().reason
     assert any(note.startswith("the machine was busy: they scatter by ") for note in busy.conclude().notes)
 
 
 def test_goodput_has_an_interval_and_what_may_be_the_best_within_it_is_named() -> None:
-    known = played(frontier(4, 8, 16), noisy(0.01), optimizer={"reference_batch_size": 16})
+    known = played(frontier(4, 8, 16), noisy(0.01, 0), optimizer={"reference_batch_size": 16})
     findings = known.found(ThroughputFindings)
     assert findings.goodput_ends.keys() == findings.goodput.keys()
     for batch, (low, high) in findings.goodput_ends.items():
@@ -329,13 +320,13 @@ def test_another_program_beside_a_single_trial_is_told_with_its_share() -> None:
     (told,) = [note for note in crowded.conclude().notes if note.startswith("the machine was busy: ")]
     assert "round 1 was disturbed and does not count" in told
     assert told.endswith(f"; {first}: other processes took 60% of the CPUs. Time the batches again when it is quiet")
-    assert (rounds_of(alone), rounds_of(crowded)) == (3, 3 + 1), "the round that it disturbed does not count"
+    assert (alone.num_rounds(), crowded.num_rounds()) == (3, 3 + 1), "the round that it disturbed does not count"
     assert not ended(0.6, world_size=2).found(ThroughputFindings).busy, "the other rank may have half of them"
 
 
 def test_where_every_round_is_disturbed_all_that_are_allowed_are_timed_and_count() -> None:
     known = disturbed(lambda number: True)
-    assert rounds_of(known) == 8 + 3
+    assert known.num_rounds() == 8 + 3
     findings = known.found(ThroughputFindings)
     assert findings.busy
     assert {rate.num_rounds for rate in findings.rates} == {8 + 3}
@@ -348,13 +339,13 @@ def test_where_every_round_is_disturbed_all_that_are_allowed_are_timed_and_count
 def test_every_round_that_was_timed_counts_where_no_further_one_is_allowed(allowed: int) -> None:
     """That the stage may take no more is known after its last round: it speaks against the next, and not against those before it."""
     known = disturbed(lambda number: True, rounds=2, max_samples=allowed)
-    assert {rate.num_rounds for rate in known.found(ThroughputFindings).rates} == {rounds_of(known)}
-    assert 2 < rounds_of(known) < 8 + 2
+    assert {rate.num_rounds for rate in known.found(ThroughputFindings).rates} == {known.num_rounds()}
+    assert 2 < known.num_rounds() < 8 + 2
 
 
 def test_a_disturbed_round_is_timed_again_where_the_study_file_wants_no_more_rounds_than_the_fewest() -> None:
     known = disturbed(lambda number: number == 1, rounds=2, max_rounds=2)
-    assert rounds_of(known) == 2 + 1
+    assert known.num_rounds() == 2 + 1
     assert {rate.deviation for rate in known.found(ThroughputFindings).rates} == {0.0}
 
 
@@ -365,7 +356,7 @@ def disturbed(is_disturbed: Callable[[int], bool], **stage: Any) -> Known:
 
 def test_a_round_in_which_the_gpu_slowed_itself_down_is_timed_again() -> None:
     known = played_alike(lambda _, one: {"gpu_slowed": float(one.id.endswith("-round2"))})
-    assert rounds_of(known) == 3 + 1
+    assert known.num_rounds() == 3 + 1
     assert known.found(ThroughputFindings).busy
     assert any("the GPU slowed itself down for its heat or power supply" in note for note in known.conclude().notes)
 
@@ -456,11 +447,11 @@ def test_by_default_it_is_time_that_leaves_batches_out_and_never_the_smallest_or
 
 
 def test_the_same_journal_gives_the_same_proposals() -> None:
-    known = played(frontier(4, 8, 16), noisy(0.08))
+    known = played(frontier(4, 8, 16), noisy(0.08, 0))
     again = begun(frontier(4, 8, 16))
     for name, trial in known.study.trials.items():
         assert name in again.ids()
-        measure(again, trial.proposal, noisy(0.08)(trial.proposal))
+        measure(again, trial.proposal, noisy(0.08, 0)(trial.proposal))
     assert again.ids() == known.ids()
 
 
@@ -471,7 +462,7 @@ def played_on_two_nodes(slow: float) -> Known:
     """Two lanes, each on a node of its own: who is free first takes the next trial. Steps take so many times as long on the second."""
     known = begun(frontier(1, 2, 4, 8))
     known.context = replace(known.context, num_lanes=2)
-    free_at, noise = [0.0, 0.0], noisy(0.02)
+    free_at, noise = [0.0, 0.0], noisy(0.02, 0)
     while waiting := known.waiting():
         for proposal in waiting:
             lane = free_at.index(min(free_at))

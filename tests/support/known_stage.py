@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -75,3 +77,12 @@ class Known:
 
     def ids(self) -> list[str]:
         return [proposal.id for proposal in self.propose()]
+
+    def num_rounds(self) -> int:
+        """In which something was timed."""
+        return max(trial.proposal.round or 0 for trial in self.study.trials.values())
+
+
+def noisy(share: float, seed: object = "") -> Callable[[Proposal], float]:
+    """Every timing is off by as much as this share, the same however often it is asked."""
+    return lambda proposal: math.exp(random.Random(f"{seed}{proposal.id}").gauss(0, share))

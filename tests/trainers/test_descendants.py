@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import HANGS_AFTER_SECONDS, descended_from, next_line, python
+from tests.support.processes import HANGS_AFTER_SECONDS, descended_from, kill, next_line, python, until
 
 ROOT = Path(__file__).parents[2]
 STARTS = {
@@ -45,15 +43,12 @@ end_descendants()
     process = started(code, tmp_path)
     try:
         next_line(process)
-        deadline = time.monotonic() + HANGS_AFTER_SECONDS
-        while len(descended_from(tmp_path)) < 2:
-            assert time.monotonic() < deadline
+        until(lambda: len(descended_from(tmp_path)) >= 2, "it has started one", HANGS_AFTER_SECONDS)
         process.communicate("\n", timeout=HANGS_AFTER_SECONDS)
         assert process.returncode == 0
         assert descended_from(tmp_path) == []
     finally:
-        for number in descended_from(tmp_path):
-            os.kill(number, signal.SIGKILL)
+        kill(*descended_from(tmp_path))
 
 
 def test_within_a_notebook_only_what_the_block_has_started_ends_with_it(tmp_path: Path) -> None:
@@ -82,8 +77,7 @@ input()
         assert len(kept) == 2
         assert sorted(descended_from(tmp_path)) == sorted([process.pid, *kept])
     finally:
-        for number in descended_from(tmp_path):
-            os.kill(number, signal.SIGKILL)
+        kill(*descended_from(tmp_path))
         process.communicate()
 
 

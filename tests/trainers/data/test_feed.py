@@ -25,7 +25,7 @@ from batchscout.trainers.reporting.evaluation import evaluate
 from batchscout.trainers.speed import throughput
 from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS, Pace, StepClock
 from tests.support import fed
-from tests.support.processes import HANGS_AFTER_SECONDS
+from tests.support.processes import HANGS_AFTER_SECONDS, until
 from tests.support.tiny import ROOT, assert_equal_bit_by_bit, config, cpu_run, in_fresh_process, newest_state, stop_at
 
 pytestmark = pytest.mark.slow
@@ -169,9 +169,7 @@ def test_a_rank_that_is_killed_leaves_no_worker(tmp_path: Path) -> None:
         workers = [int(pid) for pid in rank.stdout.readline().split()]
         rank.kill()
     assert len(workers) == 2
-    deadline = time.monotonic() + HANGS_AFTER_SECONDS
-    while any(map(is_running, workers)):
-        assert time.monotonic() < deadline, "a worker outlives its rank"
+    until(lambda: not any(map(is_running, workers)), "no worker outlives its rank", HANGS_AFTER_SECONDS)
 
 
 def is_running(pid: int) -> bool:
