@@ -39,12 +39,6 @@ def studies(noise_scale: float, accumulations: list[int], num_steps: int) -> lis
     return [list(trials) for trials in zip(*by_trial, strict=True)]
 
 
-def narrowest(trials: list[Trial]) -> NoiseScale | None:
-    """What this estimate replaced."""
-    scales = [scale for one in trials if (scale := pooled_noise_scale([one]))]
-    return min(scales, key=lambda scale: 1 / scale.low - (1 / scale.high if scale.high else 0.0), default=None)
-
-
 def coverage(scales: list[NoiseScale | None], truth: float) -> float:
     known = [(scale.low, scale.high or math.inf) if scale else (0.0, math.inf) for scale in scales]
     return sum(low <= truth <= high for low, high in known) / len(known)
@@ -57,12 +51,6 @@ def coverage(scales: list[NoiseScale | None], truth: float) -> float:
 def test_the_pooled_interval_covers(noise_scale: float, accumulations: list[int], num_steps: int) -> None:
     found = [pooled_noise_scale(trials) for trials in studies(noise_scale, accumulations, num_steps)]
     assert 0.90 <= coverage(found, noise_scale) <= 0.995
-
-
-def test_the_narrowest_of_several_intervals_does_not() -> None:
-    trials = studies(10.0, [8] * 6, 5)
-    assert coverage([narrowest(each) for each in trials], 10.0) < 0.85
-    assert coverage([pooled_noise_scale(each) for each in trials], 10.0) >= 0.90
 
 
 @pytest.mark.slow

@@ -60,22 +60,6 @@ def test_what_all_micro_batches_of_a_step_share_is_taken_for_signal() -> None:
     assert coverage(200.0, (8, 8), 40, shared=0.25) < 0.05
 
 
-def mean_of_ratios(steps: list[SquaredNorms], size: int, count: int) -> float:
-    """The naive estimate: each step's own ratio, where it has one, averaged."""
-    ratios = [estimate_noise([step], size, count).noise_scale for step in steps]
-    return statistics.fmean(ratio for ratio in ratios if ratio is not None)
-
-
-@pytest.mark.parametrize("noise_scale", [5000.0, 50_000.0])
-def test_the_mean_of_the_steps_ratios_would_be_far_too_low(noise_scale: float) -> None:
-    windows = known_windows(
-        0, noise_scale=noise_scale, micro_batch_size=8, num_micro_batches=16, num_steps=40, num_windows=50
-    )
-    naive = statistics.median(mean_of_ratios(steps, 8, 16) for steps in windows)
-    assert naive < 0.6 * noise_scale
-    assert sum(covers(estimate_noise(steps, 8, 16), noise_scale) for steps in windows) >= 45
-
-
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize(("size", "count"), [(1, 2), (4, 2), (2, 8), (8, 16)])
 def test_noise_scale_and_coherence_go_to_the_truth_whatever_the_split(size: int, count: int, uneven: bool) -> None:
