@@ -494,14 +494,9 @@ def test_a_trial_told_to_stop_by_ctrl_c_waits_to_go_on(tmp_path: Path) -> None:
 
 
 def decided(study: Study) -> dict[str, Any]:
-    """All that a resumed study must not change or do otherwise."""
-    trials = {t.id: _without_clocks(t) for t in study.trials.values()}
+    """All that a resumed study must not change or do otherwise: no clock is among it, nor who came last to a rung and did not wait there."""
+    trials = {t.id: replace(t, seconds=0.0, holds=(), paused_at=frozenset()) for t in study.trials.values()}
     return {"trials": trials, "conclusions": study.conclusions}
-
-
-def _without_clocks(trial: Trial) -> Trial:
-    """Nor who happened to come last to a rung, and so did not have to wait there."""
-    return replace(trial, seconds=0.0, holds=(), paused_at=frozenset())
 
 
 @pytest.mark.parametrize("pruner", [{"synchronous": True}, {"synchronous": True, "min_samples": 4}])

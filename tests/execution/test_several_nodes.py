@@ -38,11 +38,6 @@ def ended(address: str, folder: Path, **changes: Any) -> tuple[int, str, Driver]
     return *driver.end(), driver
 
 
-def lane_nodes(folder: Path) -> set[str]:
-    """Those of all lanes' ranks: the driver is no node's."""
-    return set((folder / "nodes").read_text().split())
-
-
 def losses(study: Study) -> list[float | None]:
     (trial,) = study.trials.values()
     return [point["val_loss"] for point in trial.history]
@@ -56,7 +51,7 @@ def test_two_ranks_on_two_nodes_train_to_the_losses_of_two_on_one(address: str, 
         placement = {"strategy": strategy, "device": kind, "cpus_per_rank": 1}
         code, said, driver = ended(address, tmp_path / strategy, world_size=2, placement=placement)
         assert code == 0, said
-        assert len(lane_nodes(tmp_path / strategy)) == num_nodes
+        assert len(set((tmp_path / strategy / "nodes").read_text().split())) == num_nodes
         studies[strategy] = driver.study()
     assert [study.facts.device_kind for study in studies.values()] == ["large", "small"]
     told = [notice.text for study in studies.values() for notice in study.notices[None]]

@@ -36,12 +36,8 @@ def check_it_ended_as_undisturbed(scene: Scene, undisturbed: Driver) -> None:
     check_nothing_was_lost_or_doubled(
         scene.driver.events(), scene.driver.study(), SAMPLE_BUDGET // EVALUATIONS, EVALUATIONS
     )
-    told = [event for event in scene.driver.events() if is_of_a_damaged_line(event)]
-    assert len(told) == scene.num_damaged_lines, "every damaged line is told, once"
-
-
-def is_of_a_damaged_line(event: Event) -> bool:
-    return isinstance(event, Noticed) and event.notice is NoticeKind.DAMAGED_JOURNAL
+    told = [event.notice for event in scene.driver.events() if isinstance(event, Noticed)]
+    assert told.count(NoticeKind.DAMAGED_JOURNAL) == scene.num_damaged_lines, "every damaged line is told, once"
 
 
 def recommended(driver: Driver) -> dict[str, Any]:

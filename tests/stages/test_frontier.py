@@ -207,15 +207,12 @@ def test_on_a_gpu_no_speed_is_that_of_a_few_steps_with_statistics() -> None:
     assert seconds == {True: 0.5, False: 2.0}, "of a probe, and of a timing or verification"
 
 
-def sizes_timed(known: Known) -> set[int]:
-    return {trial.config.micro_batch_size for trial in known.study.trials.values() if trial.proposal.round is not None}
-
-
 def test_a_tie_goes_to_the_smaller_memory() -> None:
     flat = World(half_rate_size=0.0, noise=noisy(0.005))
     known, found = played(flat, activation_checkpointing=["none"])
     findings = known.found(FrontierFindings)
-    assert findings.chosen.micro_batch_size == min(sizes_timed(known))
+    timed = [trial for trial in known.study.trials.values() if trial.proposal.round is not None]
+    assert findings.chosen.micro_batch_size == min(trial.config.micro_batch_size for trial in timed)
     assert {rival.order for rival in findings.rivals} == {"tied"}
     assert "may be as fast: 1.0" in found.reason
 
@@ -751,14 +748,10 @@ def test_a_ladder_doubles_up_to_the_largest_and_has_the_round_numbers_below_it(l
     assert {size for size in (28, 96, 992) if 0.9 * largest < size <= largest} <= set(sizes)
 
 
-def random_points(seed: int) -> list[Point]:
-    draw = random.Random(seed)
-    return [Point(str(i), draw.uniform(1, 9), draw.uniform(1, 9)) for i in range(draw.randrange(1, 30))]
-
-
 @for_every(seed=range(30))
 def test_nothing_beats_a_point_of_the_front_and_something_beats_every_other(seed: int) -> None:
-    points = random_points(seed)
+    draw = random.Random(seed)
+    points = [Point(str(i), draw.uniform(1, 9), draw.uniform(1, 9)) for i in range(draw.randrange(1, 30))]
     front = pareto_front(points)
 
     def beats(a: Point, b: Point) -> bool:

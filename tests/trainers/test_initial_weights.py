@@ -113,11 +113,8 @@ def test_a_run_that_begins_where_another_ended_begins_with_its_loss(tmp_path: Pa
         "data": {"target": "tests.support.tiny:data", "kwargs": {"num_train": 512}},
     }
     train(config(**first), report, tmp_path / "first")
-    torch.save(_float(torch.load(tmp_path / "first" / "weights.pt")["final"]), tmp_path / "weights.pt")
+    saved: Weights = torch.load(tmp_path / "first" / "weights.pt")["final"]
+    torch.save({name: tensor.float() for name, tensor in saved.items()}, tmp_path / "weights.pt")
     train(config(learning_rate=1e-4, initial_weights=str(tmp_path / "weights.pt")), report, tmp_path / "second")
     assert firsts[0] > 3.0  # log 24 is 3.2
     assert firsts[1] < 1.5
-
-
-def _float(weights: Weights) -> Weights:
-    return {name: tensor.float() for name, tensor in weights.items()}
