@@ -166,16 +166,22 @@ def test_where_the_line_is_of_no_use_the_search_doubles_and_halves(peak: Peak) -
     assert len(world.probes) <= 2 * math.log2(LARGEST)
 
 
-def test_the_line_goes_through_the_peak_that_is_nearest_to_the_capacity() -> None:
-    bent_upwards = [Probe(10, True, 100.0), Probe(20, False, 140.0), Probe(40, False, 300.0)]
-    step = next_probe(bent_upwards, 132.0)
-    assert step == Next(18, "the line through 10, 20, 40 puts the limit at 18.8")
-
-
-def test_below_a_size_that_was_refused_although_the_line_allows_it_it_stays_back_by_a_share_of_the_way() -> None:
-    probes = [Probe(10, True, 100.0), Probe(20, True, 110.0), Probe(40, False, None)]
-    step = next_probe(probes, 140.0)
-    assert step == Next(35, "the line through 10, 20 puts the limit at 50.0, but 40 does not fit")
+@pytest.mark.parametrize(
+    ("probes", "capacity", "step"),
+    [
+        ([(10, True, 100.0), (20, False, 140.0), (40, False, 300.0)], 132.0,
+         Next(18, "the line through 10, 20, 40 puts the limit at 18.8")),
+        ([(10, True, 100.0), (20, True, 110.0), (40, False, None)], 140.0,
+         Next(35, "the line through 10, 20 puts the limit at 50.0, but 40 does not fit")),
+        ([(10, True, 120.0), (30, False, 160.0)], 149.0, Next(24, "the line through 10, 30 puts the limit at 24.5")),
+        ([(1, True, 104.0), (2, True, 104.0), (4, True, 108.0)], 124.5,
+         Next(12, "the line through 2, 4 puts the limit at 12.2")),
+    ],
+    ids=["through the peak that is nearest to the capacity", "a share of the way back from a size that was refused",
+         "through what ran into the headroom", "not through size 1, whose peak may be the optimizer's"],
+)  # fmt: skip
+def test_the_line_says_which_size_is_next(probes: list[tuple[Any, ...]], capacity: float, step: Next) -> None:
+    assert next_probe([Probe(*one) for one in probes], capacity) == step
 
 
 @for_every(smallest=[1, 3, 10], largest=[10, 100, 4096], capacity=[None, 60.0])
@@ -226,18 +232,6 @@ def test_without_a_known_capacity_it_doubles_and_bisects(edge: int) -> None:
 def test_the_prediction_gives_the_first_size_and_stays_below_its_limit() -> None:
     step = next_probe([], 100.0, Line(20.0, 2.0))
     assert step == Next(36, "the predicted limit is 40.0; 10% below it")
-
-
-def test_what_ran_into_the_headroom_counts_for_the_line() -> None:
-    probes = [Probe(10, True, 120.0), Probe(30, False, 160.0)]
-    step = next_probe(probes, 149.0)
-    assert step == Next(24, "the line through 10, 30 puts the limit at 24.5")
-
-
-def test_the_line_leaves_out_size_1_whose_peak_may_be_the_optimizers() -> None:
-    flat_below_2 = [Probe(1, True, 104.0), Probe(2, True, 104.0), Probe(4, True, 108.0)]
-    step = next_probe(flat_below_2, 124.5)
-    assert step == Next(12, "the line through 2, 4 puts the limit at 12.2")
 
 
 def test_far_out_it_looks_less_far_than_the_line_says() -> None:

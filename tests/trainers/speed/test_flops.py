@@ -51,12 +51,9 @@ def test_a_gpt_has_the_flops_of_the_formula_and_attention_counts_in_full(seq_len
     assert flops_per_sample(trial(seq_len=seq_len)) == gpt_formula(seq_len)
 
 
-def test_cross_entropy_in_chunks_is_the_same_work() -> None:
-    assert model_flops(trial(kwargs={"cross_entropy": "chunked"})) == gpt_formula(12)
-
-
-def test_dropout_takes_attention_apart_and_changes_no_count() -> None:
-    assert model_flops(trial(kwargs={"dropout": 0.1})) == gpt_formula(12)
+@pytest.mark.parametrize("kwargs", [{"cross_entropy": "chunked"}, {"dropout": 0.1}], ids=str)
+def test_neither_chunks_nor_dropout_which_takes_attention_apart_change_the_work(kwargs: dict[str, Any]) -> None:
+    assert model_flops(trial(kwargs=kwargs)) == gpt_formula(12)
 
 
 def test_full_checkpointing_runs_the_blocks_forward_once_more_but_for_their_last_product() -> None:
