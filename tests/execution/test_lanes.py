@@ -50,10 +50,10 @@ async def told(dispatcher: Dispatcher, key: str = "a") -> Message:
     return message
 
 
-async def lose(dispatcher: Dispatcher, lane: str, cause: str, blame: Blame = "machine") -> None:
-    """Its Train runs end one after another."""
+async def lose(dispatcher: Dispatcher, lane: str, cause: str, said: str = "run_lost", blame: Blame = "machine") -> None:
+    """Its Train runs, or its processes, end one after another."""
     for _ in range(MAX_STARTS):
-        await dispatcher.run_lost(lane, cause, blame)
+        await getattr(dispatcher, said)(lane, cause, blame)
 
 
 class TestStarting:
@@ -603,20 +603,17 @@ class TestGivenUp:
     async def test_its_trial_goes_to_another_lane(self, said: str) -> None:
         dispatcher = Dispatcher(num_lanes=2)
         await running(dispatcher, lane="first lane")
-        for _ in range(MAX_STARTS):
-            await getattr(dispatcher, said)("first lane", "its node is gone", "trial")
+        await lose(dispatcher, "first lane", "its node is gone", said, "trial")
         assert (await taken(dispatcher, "second lane", "other group")).trial_id == "a"
 
     async def test_it_is_given_trials_if_it_comes_up_after_all(self) -> None:
         dispatcher = Dispatcher(num_lanes=2)
-        for _ in range(MAX_STARTS):
-            await dispatcher.group_died("lane", "rank 0: no shared memory", "trial")
+        await lose(dispatcher, "lane", "rank 0: no shared memory", "group_died", "trial")
         await running(dispatcher)
         assert await dispatcher.say("a", Message()) == "go on"
         assert not await dispatcher.run_lost("lane", "once more", "machine"), "but the study does not count on it"
         alone = Dispatcher(num_lanes=1)
-        for _ in range(MAX_STARTS):
-            await alone.group_died("lane", "rank 0: no shared memory", "trial")
+        await lose(alone, "lane", "rank 0: no shared memory", "group_died", "trial")
         await running(alone)
         assert await alone.say("a", Message()) == "stop", "the driver has been told already that no lane is left"
 
@@ -678,8 +675,7 @@ class TestReleased:
         dispatcher = Dispatcher(num_lanes=1)
         await dispatcher.introduce("lane", Host("a", "", 0))
         assert await dispatcher.release("lane")
-        for _ in range(MAX_STARTS):
-            await dispatcher.group_died("lane", "its node has died", "machine")
+        await lose(dispatcher, "lane", "its node has died", "group_died")
         assert await dispatcher.given_up() == []
         await running(dispatcher, lane="a new one")
 
