@@ -199,9 +199,9 @@ RATES = tuple(0.001 * 2**i for i in range(6))
 DIVERGES = 0.01
 
 
-def line(batch: int, rate: float, seed: int, budget: int, best: float = BEST) -> str:
+def line(batch: int, rate: float, seed: int, budget: int) -> str:
     """A run of a table that is a parabola in the log of the rate, in which high rates diverge and seeds deviate in turn."""
-    octaves = math.log2(rate / best)
+    octaves = math.log2(rate / BEST)
     seed_off = 0.01 * (-1) ** (seed + round(math.log2(rate / 0.001)))
     end = 2 + 100 / budget**0.4 + 0.1 * octaves**2 + 0.1 * abs(math.log2(batch / 8)) + seed_off
     points = [[budget // 4, end + 1.0], [budget // 2, end + 0.4], [budget, None if rate > DIVERGES else end]]

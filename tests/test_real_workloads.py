@@ -39,10 +39,10 @@ def test_batch_rate_and_length_can_be_set_and_a_line_has_one_place_for_its_numbe
         assert line.text.count("{value}") == 1
 
 
-def ran(step: str, curve: list[tuple[float, float]], steps: int = 2_000) -> Outcome:
+def ran(step: str, curve: list[tuple[float, float]]) -> Outcome:
     """A run with these (training seconds, loss)."""
-    told = [(steps, seconds, seconds, loss) for seconds, loss in curve]
-    run = {"steps": steps, "batch": 12, "seconds": (curve[-1][0], curve[-1][0]), "curve": told}
+    told = [(2_000, seconds, seconds, loss) for seconds, loss in curve]
+    run = {"steps": 2_000, "batch": 12, "seconds": (curve[-1][0], curve[-1][0]), "curve": told}
     return Outcome(NANOGPT.name, step, WELL, run)
 
 

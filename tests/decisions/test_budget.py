@@ -152,16 +152,16 @@ def answer_of(config: StudyConfig, study: Study) -> tuple[int, float]:
     return found.effective_batch_size, found.learning_rate
 
 
-def go_further(path: Path, before: StudyConfig, now: StudyConfig, stage: str = "train", world: Any = IDEAL) -> Study:
+def go_further(path: Path, before: StudyConfig, now: StudyConfig) -> Study:
     """As a driver does that finds the other keys."""
     clock = Clock()
     with Journal(path, now.name) as journal:
         for event in events_to_go_further(before, now, journal.study):
             journal.append(event)
-        assert stage not in journal.study.conclusions
+        assert "train" not in journal.study.conclusions
         journal.append(RunBegan(token="second"))
-        director = director_of(now, journal, stage, clock=clock)
-        return Player(director, world, before_message=clock.tick).play()
+        director = director_of(now, journal, "train", clock=clock)
+        return Player(director, IDEAL, before_message=clock.tick).play()
 
 
 def with_budget(config: StudyConfig, seconds: float | None) -> StudyConfig:

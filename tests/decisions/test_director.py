@@ -100,8 +100,8 @@ def start_next(director: Director) -> Trial:
     return trial
 
 
-def states(study: Study, stage: str = "grid") -> dict[str, str]:
-    return {trial.id: str(trial.state) for trial in study.of_stage(stage)}
+def states(study: Study) -> dict[str, str]:
+    return {trial.id: str(trial.state) for trial in study.of_stage("grid")}
 
 
 def test_synchronous_rungs_keep_the_best_half(tmp_path: Path) -> None:

@@ -207,9 +207,9 @@ def test_a_loss_that_is_not_finite_stops_at_once_whatever_is_turned_off(bad: flo
     assert decision.reason == f"the loss is {bad} in step {step + 1}"
 
 
-def healthy(seed: int, steps: int = 200, noise: float = 0.05) -> list[float]:
+def healthy(seed: int, noise: float = 0.05) -> list[float]:
     draw = random.Random(seed)
-    return [(3 + 7 * math.exp(-step / 40)) * draw.gauss(1, noise) for step in range(steps)]
+    return [(3 + 7 * math.exp(-step / 40)) * draw.gauss(1, noise) for step in range(200)]
 
 
 def stopped_at(losses: list[float], num_warmup_steps: int = 10, read_every: int = 1) -> int | None:

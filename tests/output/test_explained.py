@@ -46,7 +46,7 @@ CONFIG = TrialConfig(
 WANTED = Proposal("one", "grid", CONFIG, "one", "the first of its kind", protected=True)
 
 
-def explained(folder: Path, *events: Event, wanted: Proposal = WANTED, name: str = "one") -> Explanation:
+def explained(folder: Path, *events: Event) -> Explanation:
     """What is told of a trial of a study in which this happened."""
     config = field_config()
     folder.mkdir(exist_ok=True)
@@ -55,11 +55,11 @@ def explained(folder: Path, *events: Event, wanted: Proposal = WANTED, name: str
         for event in (
             FactsRead(facts=Facts(), time=100),
             StageBegan(stage="grid", time=100),
-            proposed(wanted),
+            proposed(WANTED),
             *events,
         ):
             journal.append(event)
-    return load(folder).explain(name)
+    return load(folder).explain("one")
 
 
 def ended(state: TrialState, cause: Cause | None, reason: str, seconds: float, time: float) -> Ended:

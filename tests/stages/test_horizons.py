@@ -41,13 +41,11 @@ RULE = {batch: 1e-3 * (batch / 16) ** 0.5 for batch in BATCHES}
 # The laws
 
 
-def true_loss(
-    batch: int, rate: float, octaves: float, rate_drift: float = -0.4, batch_drift: float = 0.4, best: int = 16
-) -> float:
+def true_loss(batch: int, rate: float, octaves: float, rate_drift: float = -0.4, best: int = 16) -> float:
     """A world of late gain 0.1, whose best rates are the rule's at the study's own length. best: its best batch there."""
     u, x = math.log2(rate / RULE[batch]), math.log2(batch / best)
     left = 2 ** (-0.4 * octaves)
-    off = 0.25 * (u - octaves * rate_drift) ** 2 + 0.1 * (x - octaves * batch_drift) ** 2
+    off = 0.25 * (u - octaves * rate_drift) ** 2 + 0.1 * (x - octaves * 0.4) ** 2
     return 3.0 + LATE_GAIN * (left * off - 0.6 * (1 - left) / (2**0.4 - 1))
 
 

@@ -46,12 +46,12 @@ class World:
         self.out_of_memory += refused
         self.probes.append(Probe(size, self.fits(size), None if refused else self.peak(size)))
 
-    def search(self, prediction: Line | None, smallest: int = 1, largest: int = LARGEST) -> SearchEnd:
-        for _ in range(largest):
-            step = next_probe(self.probes, self.capacity, prediction, smallest=smallest, largest=largest)
+    def search(self, prediction: Line | None) -> SearchEnd:
+        for _ in range(LARGEST):
+            step = next_probe(self.probes, self.capacity, prediction, smallest=1, largest=LARGEST)
             if isinstance(step, SearchEnd):
                 return step
-            assert smallest <= step.micro_batch_size <= largest
+            assert 1 <= step.micro_batch_size <= LARGEST
             assert step.micro_batch_size not in [probe.micro_batch_size for probe in self.probes], "probed twice"
             self.probe(step.micro_batch_size)
         raise AssertionError("the search does not end")

@@ -122,11 +122,11 @@ def test_nobody_can_say_that_a_process_of_another_container_has_ended() -> None:
     assert not replace(ended, boot="another").is_gone()
 
 
-def held_elsewhere(run_dir: Path, seconds: float = 60.0) -> None:
+def held_elsewhere(run_dir: Path) -> None:
     """Have a driver on another machine hold the study."""
     holder = {"host": "elsewhere", "pid": os.getpid(), "since": 0.0, "boot": "another"}
     (run_dir / ".lease").mkdir()
-    told = holder | {"seconds": seconds, "word": "w", "released": False, "silent": 0}
+    told = holder | {"seconds": 60.0, "word": "w", "released": False, "silent": 0}
     (run_dir / ".lease" / "000007").write_text(json.dumps(told))
 
 

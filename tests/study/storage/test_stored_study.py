@@ -55,8 +55,8 @@ def ready(token: str) -> ClusterReady:
     return ClusterReady(token=token, seconds=1.0)
 
 
-def opened(store: ObjectStore, lease_seconds: float = 60.0) -> Journal:
-    stored = StoredStudy(store, lease_seconds)
+def opened(store: ObjectStore) -> Journal:
+    stored = StoredStudy(store)
     return Journal(stored.run_dir / "journal.jsonl", "s", published=stored)
 
 
