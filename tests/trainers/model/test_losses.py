@@ -115,6 +115,11 @@ def test_inputs_reach_the_module_as_the_batch_has_them() -> None:
          "the logits are 8 x 9 x 5 and the targets 8 x 7, which are not one class for each target; return logits"),
         ("cross_entropy", drawn(8, 5, 5), (1, classes(8, 5)),
          "the logits are 8 x 5 x 5 and the targets 8 x 5, and classes could be last or second; return logits"),
+        ("mean", drawn(2), (drawn(2), drawn(2)), "loss: mean needs one scalar tensor, and the module returned a Tensor without"),
+        ("mean", (drawn(1)[0], drawn(1)[0]), (drawn(2), drawn(2)), "returned a tuple without one; return the loss alone"),
+        ("mean", drawn(1)[0], drawn(2), "a batch is a Tensor, in which loss: mean finds no targets to count; let samples"),
+        ("mean", drawn(1)[0], {"x": drawn(2)}, "no 'labels' (it has: x); name its key: loss: {type: mean, targets: KEY}"),
+        ({"type": "mean", "over": "tokens"}, None, None, "over is 'tokens'; use targets, samples, or your own count as"),
     ],
 )  # fmt: skip
 def test_a_batch_or_an_output_that_does_not_fit_is_refused_with_the_remedy(
@@ -433,22 +438,6 @@ def test_the_mean_is_found_in_what_the_module_returns(returned: Any) -> None:
     loss_sum, num_targets = of("mean")(called := returning(returned), (torch.zeros(2), torch.tensor([1, -100])))
     assert (loss_sum.item(), num_targets.item()) == (drawn(1).item(), 1)
     assert len(called.called_with) == 2, "the targets are handed over, too"
-
-
-@pytest.mark.parametrize(
-    ("told", "returned", "batch", "said"),
-    [
-        ("mean", drawn(2), (drawn(2), drawn(2)), "loss: mean needs one scalar tensor, and the module returned a Tensor without"),
-        ("mean", (drawn(1)[0], drawn(1)[0]), (drawn(2), drawn(2)), "returned a tuple without one; return the loss alone"),
-        ("mean", drawn(1)[0], drawn(2), "a batch is a Tensor, in which loss: mean finds no targets to count; let samples"),
-        ("mean", drawn(1)[0], {"x": drawn(2)}, r"no 'labels' \(it has: x\); name its key: loss: {type: mean, targets: KEY}"),
-        ({"type": "mean", "over": "tokens"}, None, None, "over is 'tokens'; use targets, samples, or your own count as"),
-    ],
-    ids=["no scalar", "two scalars", "no targets", "no such key", "no such count"],
-)  # fmt: skip
-def test_a_mean_that_cannot_be_counted_is_refused(told: Any, returned: Any, batch: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        of(told)(returning(returned), batch)
 
 
 def test_of_a_loss_that_draws_random_numbers_nothing_is_said() -> None:

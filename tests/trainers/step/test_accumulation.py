@@ -168,19 +168,12 @@ def test_gradient_is_that_of_the_whole_batch_for_every_split_on_one_rank(
 @pytest.mark.first
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", TWO_RANKS)
-def test_gradient_is_that_of_the_whole_batch_for_every_split_on_two_ranks(
-    ranks: list[dict[str, Any]], whole_batch_gradient: Tensor, shape: tuple[int, int]
+@pytest.mark.parametrize("found", ["gradients", "sharded gradients"])
+def test_gradient_is_that_of_the_whole_batch_for_every_split_on_two_ranks_and_of_a_sharded_model(
+    ranks: list[dict[str, Any]], whole_batch_gradient: Tensor, shape: tuple[int, int], found: str
 ) -> None:
     for rank in ranks:
-        assert relative_error(rank["gradients"][shape], whole_batch_gradient) <= 1e-5
-
-
-@pytest.mark.parametrize("shape", TWO_RANKS)
-def test_gradient_is_that_of_the_whole_batch_for_every_split_of_a_sharded_model(
-    ranks: list[dict[str, Any]], whole_batch_gradient: Tensor, shape: tuple[int, int]
-) -> None:
-    for rank in ranks:
-        assert relative_error(rank["sharded gradients"][shape], whole_batch_gradient) <= 1e-5
+        assert relative_error(rank[found][shape], whole_batch_gradient) <= 1e-5
 
 
 def test_gradients_of_a_loss_that_calls_methods_of_the_module_meet(
