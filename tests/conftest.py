@@ -91,6 +91,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's directory, entered."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def short() -> Iterator[Path]:
     """A folder with a short name, for the sake of Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="bs-", dir="/tmp") as name:

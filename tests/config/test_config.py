@@ -290,20 +290,19 @@ def test_a_number_within_a_targets_own_keys_is_a_number_and_a_name_stays_a_name(
     assert load_study(path, []).model.kwargs == expected, "text stays text in the study.yaml of a run directory"
 
 
-def test_relative_paths_become_absolute_and_hub_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    path = tmp_path / "s.yaml"
+def test_relative_paths_become_absolute_and_hub_names_stay(home: Path) -> None:
+    (home / "folder").mkdir()
+    path = home / "s.yaml"
     path.write_text(
         "model: {target: gpt}\ndata: {target: text, kwargs: {train: [a.txt, b/*.txt], val: v.txt, tokenizer: gpt2}}\n"
     )
     found = load_study(path, []).data.kwargs
     assert found == {
-        "train": [f"{tmp_path}/a.txt", f"{tmp_path}/b/*.txt"], "val": f"{tmp_path}/v.txt", "tokenizer": "gpt2"
+        "train": [f"{home}/a.txt", f"{home}/b/*.txt"], "val": f"{home}/v.txt", "tokenizer": "gpt2"
     }  # fmt: skip
     path.write_text("model: {target: hf, kwargs: {name: folder}}\ndata: {target: hf, kwargs: {path: wikitext}}\n")
     study = load_study(path, [])
-    assert study.model.kwargs == {"name": f"{tmp_path}/folder"}, "such a folder is there"
+    assert study.model.kwargs == {"name": f"{home}/folder"}, "such a folder is there"
     assert study.data.kwargs == {"path": "wikitext"}, "no such folder: a name on the hub"
 
 
@@ -315,20 +314,18 @@ def test_relative_paths_become_absolute_and_hub_names_stay(tmp_path: Path, monke
     ("owner/name", "a.json", "a.json"),
 ])  # fmt: skip
 def test_files_of_a_format_become_absolute_and_those_of_a_data_set_stay_within_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, data_files: object, absolute: object
+    home: Path, path: str, data_files: object, absolute: object
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "json").mkdir()  # load_dataset takes the format all the same
+    (home / "json").mkdir()  # load_dataset takes the format all the same
     kwargs = json.dumps({"path": path, "data_files": data_files})
-    study = tmp_path / "s.yaml"
+    study = home / "s.yaml"
     study.write_text(f"model: {{target: gpt}}\ndata: {{target: hf, kwargs: {kwargs}}}\n")
-    expected = json.loads(json.dumps(absolute).replace("{}", str(tmp_path)))
+    expected = json.loads(json.dumps(absolute).replace("{}", str(home)))
     assert load_study(study, []).data.kwargs == {"path": path, "data_files": expected}
 
 
-def test_a_users_own_callable_gets_its_arguments_untouched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "s.yaml"
+def test_a_users_own_callable_gets_its_arguments_untouched(home: Path) -> None:
+    path = home / "s.yaml"
     path.write_text("model: {target: gpt}\ndata: {target: 'my.data:sets', kwargs: {train: a.txt}}\n")
     assert load_study(path, []).data.kwargs == {"train": "a.txt"}
 

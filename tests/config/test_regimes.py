@@ -116,10 +116,7 @@ def test_what_makes_sense_is_not(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("given", "of_trials"), [("own", None), ("weights.pt", "weights.pt")])
-def test_trials_begin_with_the_file_wherever_their_ranks_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, of_trials: str | None
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_trials_begin_with_the_file_wherever_their_ranks_run(home: Path, given: str, of_trials: str | None) -> None:
     Path("study.yaml").write_text(yaml.safe_dump(FINETUNE | {"initial_weights": given}))
     trial = base_trial(load_study(Path("study.yaml"), []), None)
-    assert trial.initial_weights == (str(tmp_path / of_trials) if of_trials else None)
+    assert trial.initial_weights == (str(home / of_trials) if of_trials else None)

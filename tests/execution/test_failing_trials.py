@@ -106,16 +106,13 @@ def test_a_trial_that_hangs_is_failed(failures: Ran) -> None:
     assert trial.history[-1]["samples_seen"] == 32, "it hung long after its start"
 
 
-def test_what_failed_runs_again_when_the_user_asks_and_the_study_ends_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "marks").mkdir()
+def test_what_failed_runs_again_when_the_user_asks_and_the_study_ends_well(home: Path) -> None:
+    (home / "marks").mkdir()
     kwargs = {"faults": {str(RAISES): ("raises", 1)}, "folder": "marks"}
     model = {"target": "tests.support.studies:Misbehaves", "kwargs": kwargs}
-    first = run(tmp_path, model=model, stages=grid(micro_batch_size=[RAISES, WELL]))
+    first = run(home, model=model, stages=grid(micro_batch_size=[RAISES, WELL]))
     assert first.ending.exit_code == 1
-    assert (tmp_path / "marks" / "raises").read_text() == "x", "a relative path is the same to ranks as to the checks"
+    assert (home / "marks" / "raises").read_text() == "x", "a relative path is the same to ranks as to the checks"
     assert first.ending.message.endswith("(where there is nothing to fix: --retry-failed)")
     (trial,) = [trial for trial in first.study.trials.values() if trial.state is TrialState.FAILED]
     config = tiny_study(**first.changes)

@@ -245,15 +245,12 @@ def test_whatever_the_users_code_raises_fails_its_trial_and_not_its_lane(
     assert f"in {data}" in (tmp_path / "error-rank0.log").read_text()
 
 
-def test_a_relative_path_that_leads_nowhere_is_told_with_where_it_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for path, is_told in (("rel.txt", True), (tmp_path / "abs.txt", False)):
+def test_a_relative_path_that_leads_nowhere_is_told_with_where_it_began(home: Path) -> None:
+    for path, is_told in (("rel.txt", True), (home / "abs.txt", False)):
         with pytest.raises(FileNotFoundError) as raised:
             Path(path).read_text()
         told = where_paths_begin(raised.value)
-        assert told.startswith(f" (relative paths begin at {tmp_path} on {socket.gethostname()}: ") == is_told
+        assert told.startswith(f" (relative paths begin at {home} on {socket.gethostname()}: ") == is_told
         assert bool(told) == is_told
     assert where_paths_begin(FileNotFoundError("no file, said by somebody")) == ""
 

@@ -44,12 +44,6 @@ def project(folder: Path, **files: str) -> Path:
     return folder
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def found(folder: Path) -> Subject:
     return subject_of(read_folder(folder).project)
 

@@ -125,15 +125,12 @@ def test_what_kubernetes_would_refuse_is_refused(changes: dict[str, Any], said: 
         job(**changes)
 
 
-def test_the_verb_writes_a_manifest_with_the_study_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_verb_writes_a_manifest_with_the_study_in_it(home: Path, typed: Typed) -> None:
     Path("study.yaml").write_text(yaml.safe_dump(TINY))
     asked = ("--image", "me/scout:1", "--claim", "runs", "--nodes", "2")
     code, out, _ = typed("launch", "kuberay", "study.yaml", *asked)
     assert code == 0
-    written = tmp_path / "runs" / "tiny.rayjob.yaml"
+    written = home / "runs" / "tiny.rayjob.yaml"
     assert f"kubectl replace --force -f {written}" in out
     study, _ = yaml.safe_load_all(written.read_text())
     Path("again.yaml").write_text(study["data"]["study.yaml"])

@@ -174,14 +174,13 @@ def test_outside_of_a_job_it_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_slurm_the_script_is_written_and_the_message_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
+    home: Path, monkeypatch: pytest.MonkeyPatch, typed: Typed
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(home))
     Path("study.yaml").write_text(yaml.safe_dump(TINY))
     code, _, said = typed("launch", "slurm", "study.yaml", "--nodes", "2")
     assert code == 2
-    written = tmp_path / "runs" / "tiny.sbatch"
+    written = home / "runs" / "tiny.sbatch"
     assert f"there is no sbatch on this machine, so {written} was written and not submitted" in said
     (seconds,) = re.findall(r"--signal=B:USR1@(\d+)", written.read_text())
     (to_save,) = re.findall(r"--seconds-to-save (\d+)", written.read_text())
@@ -199,17 +198,12 @@ def test_without_slurm_the_script_is_written_and_the_message_names_it(
     ],
 )
 def test_every_rank_on_a_gpu_has_cpus_though_slurm_gives_a_task_one_that_asks_for_none(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    typed: Typed,
-    asked: list[str],
-    cpus: list[str],
+    home: Path, typed: Typed, asked: list[str], cpus: list[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(yaml.safe_dump(TINY))
     code, *_ = typed("launch", "slurm", "study.yaml", "--gpus-per-node", "4", "--dry-run", *asked)
     assert code == 0
-    options = directives((tmp_path / "runs" / "tiny.sbatch").read_text())
+    options = directives((home / "runs" / "tiny.sbatch").read_text())
     assert [option for option in options if option.startswith("--cpus")] == cpus
 
 

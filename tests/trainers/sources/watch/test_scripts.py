@@ -57,9 +57,8 @@ def watched(folder: Path, text: str, *args: str, head: str = HEAD) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(home: Path) -> Path:
+    return home
 
 
 def sets_of(loop: Loop) -> tuple[Any, Any]:

@@ -504,11 +504,8 @@ def test_this_process_is_as_before(here: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sys.path is before[-1]
 
 
-def test_what_other_threads_write_meanwhile_is_none_of_the_scripts_doing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    lease = tmp_path / "lease"
+def test_what_other_threads_write_meanwhile_is_none_of_the_scripts_doing(home: Path) -> None:
+    lease = home / "lease"
     lease.write_text("0")
     go, done = threading.Event(), threading.Event()
 
@@ -519,7 +516,7 @@ def test_what_other_threads_write_meanwhile_is_none_of_the_scripts_doing(
 
     thread = threading.Thread(target=renew)
     thread.start()
-    with World(tmp_path) as world:
+    with World(home) as world:
         go.set()
         assert done.wait(10)
     thread.join()
