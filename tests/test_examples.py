@@ -279,13 +279,12 @@ IN_PROCESS = {"vit": ("samples", 4), "cnn": ("samples", 6), "seq2seq": ("tokens"
 
 
 @pytest.fixture
-def trial(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialConfig:
+def trial(name: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> TrialConfig:
     """The example's own run with fewer samples, in a copy of its folder."""
     folder = tmp_path / name
     shutil.copytree(EXAMPLES / name, folder, ignore=shutil.ignore_patterns("base", "*.jsonl"))
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
     if name == "lora":
         pytest.importorskip("peft")
         pytest.importorskip("transformers")

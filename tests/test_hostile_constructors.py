@@ -79,20 +79,17 @@ def test_a_hostile_model_is_exit_code_2_and_one_message_that_names_it(
     assert re.fullmatch(rf"batchscout: model\.target 'hostile:{does}' with model\.kwargs {{}} {how}", said), said
 
 
-def test_so_are_hostile_data(home: Path) -> None:
-    code, said = said_to(home, "run", data={"target": "hostile:exits"})
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"data": {"target": "hostile:exits"}}, "data.target 'hostile:exits' with data.kwargs {}"),
+        ({"loss": "exits:loss"}, "loss 'exits:loss'"),
+    ],
+)
+def test_so_are_hostile_data_and_a_hostile_loss(home: Path, changes: dict[str, Any], named: str) -> None:
+    code, said = said_to(home, "run", **changes)
     assert code == 2, said
-    assert said.startswith(
-        "batchscout: data.target 'hostile:exits' with data.kwargs {} ended its process, which exited"
-    )
-
-
-def test_so_is_a_hostile_loss(home: Path) -> None:
-    code, said = said_to(home, "run", loss="exits:loss")
-    assert code == 2, said
-    assert said.startswith(
-        "batchscout: loss 'exits:loss' ended its process, which exited with status 0; check the values"
-    )
+    assert said.startswith(f"batchscout: {named} ended its process, which exited with status 0; check the values")
 
 
 @pytest.mark.parametrize("place", ["first pass", "driver"])

@@ -52,10 +52,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def store(server: Server, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+def store(server: Server, name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     for variable, value in reached_at(server.address).items():
         monkeypatch.setenv(variable, value)
-    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
     return ObjectStore(f"s3://{BUCKET}/runs/{name}")
 
 

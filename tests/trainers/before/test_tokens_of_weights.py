@@ -18,13 +18,11 @@ TEXT = {"target": "text", "kwargs": {"train": "train.txt", "seq_len": 16}}
 
 
 @pytest.fixture(autouse=True)
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def base(home: Path, cache: Path) -> Path:
     """A folder that save_pretrained has written, and a text."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
     Path("train.txt").write_text("".join(f"line {number} of a text\n" for number in range(200)))
     words = Tokenizer(models.WordLevel({"<pad>": 0, "line": 1, "of": 2, "a": 3, "text": 4}, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -33,7 +31,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, intermediate_size=16
     )  # fmt: skip
     transformers.LlamaForCausalLM(made).save_pretrained("base")
-    return tmp_path / "base"
+    return home / "base"
 
 
 def tuned(name: str, target: str = "hf", **kwargs: Any) -> TrialConfig:

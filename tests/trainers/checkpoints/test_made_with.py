@@ -99,8 +99,7 @@ def test_shards_are_not_read_as_a_whole_model(tmp_path: Path) -> None:
         assert run.resume(tmp_path) is None
 
 
-def test_other_text_in_the_same_file_is_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BATCHSCOUT_CACHE", str(tmp_path / "cache"))
+def test_other_text_in_the_same_file_is_other_data(tmp_path: Path, cache: Path) -> None:
     text = tmp_path / "train.txt"
     kwargs = {"train": str(text), "seq_len": 12, "tokenizer": "bytes"}
     trial = config(**RUN, data={"target": "text", "kwargs": kwargs})
