@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
@@ -101,10 +101,16 @@ def compared_of(study: Study, winner: Trial) -> Compared | None:
 
 
 def baseline_run(study: Study) -> Trial | None:
-    """Return the baseline's run; None where it has not completed."""
-    return next((t for t in study.trials.values() if t.protected and t.state is TrialState.COMPLETE), None)
+    """Return the baseline's run, of several seeds the first; None where one of them has not completed."""
+    protected = (trial for trial in study.trials.values() if trial.protected)
+    return next((trial for trial in protected if not _incomplete(study.seeds_of(trial))), None)
 
 
 def last_baseline(study: Study) -> Trial | None:
-    """Return the baseline's run, or else the last one that was to be it, whatever has become of that."""
-    return baseline_run(study) or next((t for t in reversed(study.trials.values()) if t.protected), None)
+    """Return the baseline's run, or else the last one that was to be it and did not complete, whatever has become of that."""
+    protected = [trial for trial in study.trials.values() if trial.protected]
+    return baseline_run(study) or next(reversed(_incomplete(protected)), None)
+
+
+def _incomplete(trials: Sequence[Trial]) -> list[Trial]:
+    return [trial for trial in trials if trial.state is not TrialState.COMPLETE]

@@ -313,12 +313,15 @@ def _cost(config: StudyConfig, ours: Standing, theirs: Standing) -> str:
 
 
 def _how_the_baseline_ended(config: StudyConfig, study: Study) -> str:
-    """Return that the user's own batch and learning rate did not train to their end; nothing where they were not tried."""
+    """Return that the user's own batch and learning rate did not train to their end, with how many seeds; nothing where they were not tried."""
     baseline = last_baseline(study)
     if baseline is None:
         return ""
     ended = "diverged" if baseline.cause is Cause.DIVERGED else f"did not finish ({baseline.explanation})"
-    return f"; {_own_text(config, study, baseline)} {ended}"
+    seeds = study.seeds_of(baseline)
+    alike = sum(one.state is baseline.state and one.cause is baseline.cause for one in seeds)
+    with_seeds = f" with {alike} of {len(seeds)} seeds" if len(seeds) > 1 else ""
+    return f"; {_own_text(config, study, baseline)} {ended}{with_seeds}"
 
 
 def _sure(config: StudyConfig, known: Known) -> str:

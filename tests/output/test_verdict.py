@@ -19,6 +19,7 @@ from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.forms import Rate
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TimeGain, TrainFindings, whose
+from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Evaluated, FactsRead, Noticed, RunBegan
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
@@ -298,19 +299,38 @@ def test_a_study_of_an_earlier_version_claims_no_more_than_it_knew() -> None:
     assert (later.decided, later.p_best) == (False, None)
 
 
-def test_the_losses_are_the_means_of_the_seeds() -> None:
+def of_two_seeds(*own: float | None) -> Recommendation:
+    """What follows where batch 32 ends at 3.2 and 3.4, and the user's own, 8, at these losses; None is a seed that diverged."""
     config = example_config(stages=[{"type": "train"}], seeds=[0, 1], batch={"micro_batch_size": 8})
     study = Study(config.name)
-    for batch, losses in ((8, (3.5, 3.7)), (32, (3.2, 3.4))):
+    for batch, losses in ((8, own), (32, (3.2, 3.4))):
         for seed, loss in enumerate(losses):
             name, role = f"train-m{batch}k1", "baseline" if batch == 8 else ""
             add_trial(study, config, f"{name}-s{seed}", role, name, micro_batch_size=batch, seed=seed)
-            end_trial(study, f"{name}-s{seed}", 60.0, {"val_loss": loss})
+            state, cause = (TrialState.PRUNED, Cause.DIVERGED) if loss is None else (TrialState.COMPLETE, None)
+            end_trial(study, f"{name}-s{seed}", 60.0, {"val_loss": loss}, state, cause)
     batches = batch_findings(8, 3.6, 0.02), batch_findings(32, 3.3, 0.98)
     conclude(study, TrainFindings("train-m32k1-s0", 3.3, batches=batches), "")
-    found = recommendation_of(config, study)
+    return recommendation_of(config, study)
+
+
+def test_the_losses_are_the_means_of_the_seeds() -> None:
+    found = of_two_seeds(3.5, 3.7)
     assert "val loss 3.300 against 3.600 with your own setting" in found.verdict
     assert "Measured with 2 seeds, " in found.verdict
+
+
+@pytest.mark.parametrize(("own", "num_diverged"), [((3.1, None), 1), ((None, 3.1), 1), ((None, None), 2)])
+def test_nothing_is_held_against_the_users_own_setting_where_a_seed_of_it_diverged(
+    own: tuple[float | None, ...], num_diverged: int
+) -> None:
+    found = of_two_seeds(*own)
+    for said in (found.verdict, found.answer.gain):
+        assert (
+            f"your own setting (effective batch 8, learning rate 0.0003) diverged with {num_diverged} of 2 seeds"
+            in said
+        )
+        assert "3.100" not in said
 
 
 @pytest.mark.parametrize(
