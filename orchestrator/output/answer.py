@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.caveats import caveats_of, not_carried, worth_a_longer_run
+from batchscout.orchestrator.output.caveats import caveats_of, not_carried, projected, worth_a_longer_run
 from batchscout.orchestrator.output.deciding import ToDecide, runs_of_length, to_decide
 from batchscout.orchestrator.output.known import Known, baseline_run, known_of
 from batchscout.orchestrator.output.verdict import open_text, overfitting_text, saved_text, settings_text, wasted_text
@@ -134,6 +134,8 @@ def _is_own_form(config: StudyConfig, trial: TrialConfig) -> bool:
 
 def _how_sure(config: StudyConfig, study: Study, winner: Trial) -> tuple[Badge, str]:
     known = known_of(config, study, winner)
+    if not_reached := projected(config, study, winner):
+        return Badge.UNDETERMINED, not_reached
     badge, because = _how_well_compared(config, study, known)
     if badge not in (Badge.DECIDED, Badge.KEEP_YOURS):
         return badge, because

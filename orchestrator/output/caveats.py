@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.known import baseline_run, known_of
+from batchscout.orchestrator.output.known import baseline_run, is_projected, known_of
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.context import disturbance_in
@@ -63,7 +63,7 @@ def warnings_of(config: StudyConfig, study: Study, nearest: Trial, trial: TrialC
 
 
 def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[str]:
-    warnings = [_own_schedule_unknown(config, study)]
+    warnings = [projected(config, study, nearest), _own_schedule_unknown(config, study)]
     warnings += [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
     baseline = baseline_run(study)
     if baseline is not None and (own := not_run(config, baseline)):
@@ -87,6 +87,16 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
             "planned; the probability corrects for that"
         )
     return [*filter(None, warnings)]
+
+
+def projected(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return that the runs were compared by projections, as the target loss was out of their reach; empty where it was not, and without one."""
+    if not is_projected(config, study, winner):
+        return ""
+    return (
+        f"no setting that was compared reached target_loss ({config.target_loss:g}); training times until then are projected from the last two "
+        "evaluations of each run, and are less sure than any interval says"
+    )
 
 
 def _overfits(study: Study, nearest: Trial) -> str:

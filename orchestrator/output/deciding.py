@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Train
-from batchscout.orchestrator.output.known import compared_of, known_of
+from batchscout.orchestrator.output.known import compared_of, is_projected, known_of
 from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
 from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
 from batchscout.orchestrator.stages.horizons import carried_to
@@ -62,6 +62,11 @@ def _hours(hours: float) -> float:
 
 def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | None:
     """Return what would decide a study that could not; None where it did, and where nothing is known of it."""
+    if is_projected(config, study, winner):
+        return ToDecide(
+            "runs that reach target_loss",
+            f"raise it ({config.target_loss:g}), or sample_budget ({config.sample_budget})",
+        )
     known, compared = known_of(config, study, winner), compared_of(study, winner)
     if known is None or not known.is_open(config.useful_gain):
         return None

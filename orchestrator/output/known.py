@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
+from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.horizons import carried_to
 from batchscout.orchestrator.stages.train import BatchFindings, TimeGain, TrainFindings, trained
 from batchscout.orchestrator.study.state import Study
@@ -98,6 +100,18 @@ def compared_of(study: Study, winner: Trial) -> Compared | None:
     if sum(one.num_runs for one in findings.batches) < 2:
         return None
     return Compared(findings, mine, tuple(one for one in findings.batches if one is not mine))
+
+
+def standing_of(study: Study, trial: Trial, target_loss: float | None) -> Standing:
+    """Return how a completed trial and its other seeds ended."""
+    return next(iter(standings(study.seeds_of(trial), target_loss) or standings([trial], target_loss)))
+
+
+def is_projected(config: StudyConfig, study: Study, winner: Trial) -> bool:
+    """True where no setting that was compared reached target_loss with all of its seeds: the times that decided are then projections."""
+    change = change_of(config, study, winner)
+    chosen = study.trials[change.source] if change else winner
+    return config.target_loss is not None and not standing_of(study, chosen, config.target_loss).reached
 
 
 def baseline_run(study: Study) -> Trial | None:

@@ -16,13 +16,20 @@ from batchscout.orchestrator.output.caveats import (
     worth_a_longer_run,
 )
 from batchscout.orchestrator.output.deciding import to_decide
-from batchscout.orchestrator.output.known import Known, baseline_run, known_of, last_baseline, undecided_between
+from batchscout.orchestrator.output.known import (
+    Known,
+    baseline_run,
+    known_of,
+    last_baseline,
+    standing_of,
+    undecided_between,
+)
 from batchscout.orchestrator.output.published import published_pick
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.cost import pays_from
 from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
-from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
+from batchscout.orchestrator.stages.estimates.ranking import Standing
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to, nearest_run
 from batchscout.orchestrator.stages.stage import Change
@@ -136,12 +143,12 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     if change := change_of(config, study, winner):
         told = _against_source(config, study, winner, change)
         return f"{told}; for that one, {_why(config, study, study.trials[change.source])}"
-    ours, target = _standing(study, winner, config.target_loss), config.target_loss
+    ours, target = standing_of(study, winner, config.target_loss), config.target_loss
     baseline, known = baseline_run(study), known_of(config, study, winner)
     if baseline is None:
         sure = _sure(config, known) if known else ""
         return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(config, study)}{sure}"
-    theirs = _standing(study, baseline, target)
+    theirs = standing_of(study, baseline, target)
     if known is not None:
         return _against_own(config, study, baseline, known, ours, theirs)
     if winner.config.effective_batch_size == baseline.config.effective_batch_size:
@@ -166,11 +173,11 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
         saved = f"it reaches {_share_text(config, known.time)}{_parts_text(known.time, real.effective_batch_size, baseline)}; it ends at"
     else:
         saved = "it ends at"
-    ours = _standing(study, winner, None)
+    ours = standing_of(study, winner, None)
     against = _how_the_baseline_ended(config, study) if baseline is None else ""
     if baseline and baseline is not winner:
         against = (
-            f" against {loss_text(_standing(study, baseline, None).val_loss)} with {whose(config, study, baseline)}"
+            f" against {loss_text(standing_of(study, baseline, None).val_loss)} with {whose(config, study, baseline)}"
         )
     own, ends = winner.config, (real.val_loss, real.val_loss_low, real.val_loss_high)
     middle, low, high = map(loss_text, ends)
@@ -214,11 +221,11 @@ def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
         batch = real.effective_batch_size if real else winner.config.effective_batch_size
         of_what = f"of a run of {number_text(real.samples)} samples with" if real else "of"
         return f"{_share_text(config, known.time)} {of_what} {_own_text(config, study, baseline)}{_parts_text(known.time, batch, baseline)}"
-    ours = _standing(study, winner, config.target_loss)
+    ours = standing_of(study, winner, config.target_loss)
     if baseline is None:
         return f"not known: it {_ending(ours, config.target_loss)}{_how_the_baseline_ended(config, study)}"
     return (
-        f"not known in training time: {_against(config, study, ours, _standing(study, baseline, config.target_loss))}"
+        f"not known in training time: {_against(config, study, ours, standing_of(study, baseline, config.target_loss))}"
     )
 
 
@@ -247,7 +254,7 @@ def _against_source(config: StudyConfig, study: Study, winner: Trial, change: Ch
     samples."""
     judged, target = (config.objective, config.target_loss) if winner.config.ramp else ("samples", None)
     source = study.trials[change.source]
-    ours, theirs = (_standing(study, trial, target) for trial in (winner, source))
+    ours, theirs = (standing_of(study, trial, target) for trial in (winner, source))
     its_own = "a batch that stays" if winner.config.ramp else change.in_words(source.config)
     same = f"without {change.in_words(winner.config)}" if change.model else f"with {its_own}"
     cost = {"time": " after the same training time", "samples": " after the same samples", "target": ""}[judged]
@@ -266,11 +273,6 @@ def _against(config: StudyConfig, study: Study, ours: Standing, theirs: Standing
 def _own_text(config: StudyConfig, study: Study, own: Trial) -> str:
     batch, rate = own.config.effective_batch_size, own.config.learning_rate
     return f"{whose(config, study, own)} (effective batch {batch}, learning rate {rate:.3g})"
-
-
-def _standing(study: Study, trial: Trial, target_loss: float | None) -> Standing:
-    """Return how a completed trial and its other seeds ended."""
-    return next(iter(standings(study.seeds_of(trial), target_loss) or standings([trial], target_loss)))
 
 
 def _ending(standing: Standing, target_loss: float | None) -> str:

@@ -290,6 +290,24 @@ def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projectio
     )
 
 
+@for_every(target=[3.0, 3.1999, 3.2, 3.4], regret=[0.012, 0.3])
+def test_projected_times_decide_nothing_and_are_the_first_thing_that_is_said_of_them(
+    target: float, regret: float
+) -> None:
+    """The best run ends at 3.2."""
+    batches = batch_findings(8, 90.0, 0.02, score_low=80.0), batch_findings(32, 45.0, 0.97, score_low=40.0)
+    keys: dict[str, Any] = {"objective": "target", "target_loss": target, "found": {"regret_time": regret}}
+    found = recommended(*batches, **keys)
+    no_run_reached = target < 3.2
+    assert found.decided is (not no_run_reached and regret < 0.03)
+    assert ("projected" in found.answer.caveats[0] and f"({target:g})" in found.answer.caveats[0]) is no_run_reached
+    assert ("Warning: no setting that was compared reached" in found.verdict) is no_run_reached
+    if no_run_reached:
+        assert found.answer.badge == "undetermined"
+        assert found.would_decide is not None
+        assert "sample_budget" in found.would_decide
+
+
 def test_a_study_of_an_earlier_version_claims_no_more_than_it_knew() -> None:
     found = recommended(winner=8, seconds=None, found=EARLIER)
     assert reason(found) == "no batch that was tried is better than yours."
