@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.mode import mode_of
+from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.output.caveats import caveats_of, not_carried, projected, worth_a_longer_run
 from batchscout.orchestrator.output.deciding import ToDecide, runs_of_length, to_decide
 from batchscout.orchestrator.output.known import Known, baseline_run, known_of
@@ -123,12 +125,13 @@ def answer_of(config: StudyConfig, study: Study, winner: Trial, trial: TrialConf
 
 
 def _is_own_form(config: StudyConfig, trial: TrialConfig) -> bool:
-    """True if the batch is split as the user's own is, with the same activation checkpointing, as far as the study file says so."""
-    own = config.batch
+    """True if the batch is split as the user's own is, and trained in the same mode, as far as the study file says so: where that says
+    nothing of compiling, the user's own training is taken for one that does not, as exports then say to compile."""
+    own, base = config.batch, base_trial(config, None)
     return (
         own.micro_batch_size in (None, trial.micro_batch_size)
         and own.gradient_accumulation_steps in (None, trial.gradient_accumulation_steps)
-        and config.activation_checkpointing == trial.activation_checkpointing
+        and mode_of(trial) == mode_of(base.model_copy(update={"compile": config.compile or False}))
     )
 
 

@@ -24,7 +24,7 @@ from batchscout.orchestrator.study.events import Evaluated, FactsRead, Noticed, 
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import TrialState
-from batchscout.trainers.config import Schedule
+from batchscout.trainers.config import ModelConfig, Schedule
 from batchscout.trainers.notices import NoticeKind
 from batchscout.trainers.sources.settings import OwnRun
 from tests.support.every import for_every
@@ -66,11 +66,12 @@ def recommended(
     cluster_options: tuple[str, ...] = (),
     pruned: tuple[Run, ...] = (),
     given: dict[str, JsonValue] | None = None,
+    form: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Recommendation:
     """What follows from a train stage that found this of its batches, of which 8 is the baseline's.
 
-    found: what else it found; by default that the choice wastes 1.2 % and the winner saves time, or is the user's own. tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found.
+    found: what else it found; by default that the choice wastes 1.2 % and the winner saves time, or is the user's own. tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found. form: how all runs trained otherwise than the study file says.
     """
     stages = [{"type": "train", "max_runs": len(runs)}, *([{"type": "learning_rate"}] if tuned else [])]
     config = example_config(**({"stages": stages, "batch": {"micro_batch_size": 8}} | changes))
@@ -80,7 +81,7 @@ def recommended(
     for findings in earlier:
         conclude(study, findings, "")
     for run in runs:
-        add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "")
+        add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "", **(form or {}))
     for run in pruned:
         add(study, config, f"train-m{run.batch}k1-pruned", run, state=TrialState.PRUNED)
     loss = study.trials[f"train-m{winner}k1"].measured("val_loss")
@@ -101,11 +102,16 @@ def recommended(
 
 
 def add(
-    study: Study, config: Any, trial_id: str, run: Run, role: str = "", state: TrialState = TrialState.COMPLETE
+    study: Study,
+    config: Any,
+    trial_id: str,
+    run: Run,
+    role: str = "",
+    state: TrialState = TrialState.COMPLETE,
+    **form: Any,
 ) -> None:
-    add_trial(
-        study, config, trial_id, role, micro_batch_size=run.batch, gradient_accumulation_steps=1, learning_rate=6e-4
-    )
+    split = {"micro_batch_size": run.batch, "gradient_accumulation_steps": 1}
+    add_trial(study, config, trial_id, role, learning_rate=6e-4, **split, **form)
     for seconds, loss in run.curve:
         tell(
             study,
@@ -554,7 +560,7 @@ def test_a_decided_answer_says_what_it_gains_from_what_and_is_to_be_pasted() -> 
 
 
 def test_the_users_own_setting_that_stays_is_nothing_to_change() -> None:
-    lines = five_lines(recommended(*CLOSE, winner=8))
+    lines = five_lines(recommended(*CLOSE, winner=8, compile=False))
     assert lines["Verdict"].startswith("keep yours: ")
     assert (lines["Gain"], lines["Next"]) == ("nothing: it is your own setting", "nothing to change")
 
@@ -604,9 +610,34 @@ def test_an_open_answer_of_runs_that_are_too_short_for_a_faster_batch_says_the_l
     assert decided["Caveat"].startswith("the study's runs are too short for effective batch 4096: ")
 
 
-def test_batch_and_rate_that_stay_in_a_faster_form_are_something_to_change() -> None:
-    own = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
-    lines = five_lines(recommended(*CLOSE, winner=8, batch=own))
+@pytest.mark.parametrize(
+    ("own", "form"),
+    [
+        ({"batch": {"micro_batch_size": 2, "gradient_accumulation_steps": 4}}, {}),
+        ({"compile": None}, {"compile": True}),
+        ({}, {"compile": "whole"}),
+        ({"compile": True}, {"compile": False}),
+        ({}, {"activation_checkpointing": "full"}),
+        ({"precision": "float32"}, {"precision": "bfloat16"}),
+        ({}, {"memory_knobs": ("optimizer_8bit",)}),
+        ({}, {"model": ModelConfig(target="gpt", kwargs={"num_layers": 6, "cross_entropy": "chunked"})}),
+    ],
+    ids=[
+        "split",
+        "blocks compiled",
+        "one graph",
+        "not compiled",
+        "checkpointing",
+        "precision",
+        "knob",
+        "cross-entropy",
+    ],
+)
+def test_batch_and_rate_that_stay_in_a_faster_form_are_something_to_change(
+    own: dict[str, Any], form: dict[str, Any]
+) -> None:
+    keys: dict[str, Any] = {"compile": False, **own}
+    lines = five_lines(recommended(*CLOSE, winner=8, form=form, **keys))
     assert lines["Verdict"].startswith("keep yours: ")
     assert "fastest form" in lines["Gain"]
     assert lines["Next"] == "batchscout export runs/mine"
