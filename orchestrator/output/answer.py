@@ -13,9 +13,17 @@ from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.output.caveats import caveats_of, not_carried, projected, worth_a_longer_run
 from batchscout.orchestrator.output.deciding import ToDecide, runs_of_length, to_decide
-from batchscout.orchestrator.output.known import Known, baseline_run, known_of
-from batchscout.orchestrator.output.verdict import open_text, overfitting_text, saved_text, settings_text, wasted_text
-from batchscout.orchestrator.stages import candidate_runs, change_of, stage_of
+from batchscout.orchestrator.output.known import Known, baseline_run, chosen_from, known_of
+from batchscout.orchestrator.output.verdict import (
+    open_text,
+    overfitting_text,
+    place_text,
+    saved_text,
+    settings_text,
+    wasted_text,
+)
+from batchscout.orchestrator.stages import change_of, stage_of
+from batchscout.orchestrator.stages.estimates.ranking import standings
 from batchscout.orchestrator.stages.horizons import nearest_run
 from batchscout.orchestrator.stages.too_short import in_words
 from batchscout.orchestrator.stages.train import not_run
@@ -139,7 +147,7 @@ def _how_sure(config: StudyConfig, study: Study, winner: Trial) -> tuple[Badge, 
     known = known_of(config, study, winner)
     if not_reached := projected(config, study, winner):
         return Badge.UNDETERMINED, not_reached
-    badge, because = _how_well_compared(config, study, known)
+    badge, because = _how_well_compared(config, study, winner, known)
     if badge not in (Badge.DECIDED, Badge.KEEP_YOURS):
         return badge, because
     if open_still := _what_is_open(config, study, winner):
@@ -152,17 +160,16 @@ def _how_sure(config: StudyConfig, study: Study, winner: Trial) -> tuple[Badge, 
     return Badge.DECIDED, f"{stays}; {more}"
 
 
-def _how_well_compared(config: StudyConfig, study: Study, known: Known | None) -> tuple[Badge, str]:
+def _how_well_compared(config: StudyConfig, study: Study, winner: Trial, known: Known | None) -> tuple[Badge, str]:
     if known and known.overfitting:
         return Badge.UNDETERMINED, overfitting_text(known.overfitting)
     is_open = known is None or known.is_open(config.useful_gain)
     if is_open and (short := worth_a_longer_run(config, study)):
         return Badge.TOO_SHORT, in_words(short)
     if known is None:
-        num_runs = len({trial.candidate for trial in candidate_runs(config, study)})
-        if num_runs == 1:
+        if len(standings(chosen_from(config, study))) == 1:
             return Badge.UNDETERMINED, "only one run ended, so nothing was compared"
-        return Badge.UNDETERMINED, f"the lowest loss of {num_runs} runs, and how much of that is chance is not known"
+        return Badge.UNDETERMINED, f"{place_text(config, study, winner)}; how much of that is chance is not known"
     wasted = wasted_text(config, known)
     if known.is_decided:
         return Badge.DECIDED, f"nothing else that was compared is likely to save {config.useful_gain:.0%}; {wasted}"

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.stages import change_of
+from batchscout.orchestrator.config.stages import CHANGING
+from batchscout.orchestrator.stages import change_of, stage_of
 from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.horizons import carried_to
@@ -107,11 +108,23 @@ def standing_of(study: Study, trial: Trial, target_loss: float | None) -> Standi
     return next(iter(standings(study.seeds_of(trial), target_loss) or standings([trial], target_loss)))
 
 
+def chosen_of(config: StudyConfig, study: Study, winner: Trial) -> Trial:
+    """Return the run that batch and rate were chosen by: the winner, or the one that it is a change of."""
+    change = change_of(config, study, winner)
+    return study.trials[change.source] if change else winner
+
+
+def chosen_from(config: StudyConfig, study: Study) -> list[Trial]:
+    """Return the full runs that one was chosen from, whatever has become of them: not those that change one thing of it, nor those by which
+    a stage measures something else."""
+    stages = {one.type for one in config.stages if stage_of(one).trains_candidates and not isinstance(one, CHANGING)}
+    return [trial for trial in study.trials.values() if trial.stage in stages]
+
+
 def is_projected(config: StudyConfig, study: Study, winner: Trial) -> bool:
     """True where no setting that was compared reached target_loss with all of its seeds: the times that decided are then projections."""
-    change = change_of(config, study, winner)
-    chosen = study.trials[change.source] if change else winner
-    return config.target_loss is not None and not standing_of(study, chosen, config.target_loss).reached
+    chosen, target = chosen_of(config, study, winner), config.target_loss
+    return target is not None and not standing_of(study, chosen, target).reached
 
 
 def baseline_run(study: Study) -> Trial | None:

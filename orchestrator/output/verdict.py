@@ -19,6 +19,8 @@ from batchscout.orchestrator.output.deciding import to_decide
 from batchscout.orchestrator.output.known import (
     Known,
     baseline_run,
+    chosen_from,
+    chosen_of,
     known_of,
     last_baseline,
     standing_of,
@@ -29,7 +31,7 @@ from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.cost import pays_from
 from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
-from batchscout.orchestrator.stages.estimates.ranking import Standing
+from batchscout.orchestrator.stages.estimates.ranking import Standing, standings, tied_with_best
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.horizons import HorizonsFindings, carried_to, nearest_run
 from batchscout.orchestrator.stages.stage import Change
@@ -147,7 +149,8 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
     baseline, known = baseline_run(study), known_of(config, study, winner)
     if baseline is None:
         sure = _sure(config, known) if known else ""
-        return f"it {_ending(ours, target)}, the best of what was run{_how_the_baseline_ended(config, study)}{sure}"
+        place = place_text(config, study, winner)
+        return f"it {_ending(ours, target)}, {place}{_how_the_baseline_ended(config, study)}{sure}"
     theirs = standing_of(study, baseline, target)
     if known is not None:
         return _against_own(config, study, baseline, known, ours, theirs)
@@ -158,6 +161,20 @@ def _why(config: StudyConfig, study: Study, winner: Trial) -> str:
         alone = "it is the only batch that was tried" if is_alone else "no batch that was tried is better than yours"
         return f"{alone}{its_rate}"
     return _against(config, study, ours, theirs)
+
+
+def place_text(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return how the chosen run stands among all that ended. It need not be the best of them: of those that seeds alone may order the
+    smallest batch is chosen, or a rate near the best of all, and by the surface what wastes least."""
+    chosen, target = chosen_of(config, study, winner), config.target_loss
+    ranking = standings(chosen_from(config, study), target)
+    if len(ranking) == 1:
+        return "the only run that ended"
+    best, of_all = ranking[0], f"the best of {len(ranking)} runs"
+    if best.name == chosen.candidate:
+        return of_all
+    is_tied = any(one.name == chosen.candidate for one in tied_with_best(ranking))
+    return f"{'tied with' if is_tied else 'behind'} {of_all}, which {_ending(best, target)}"
 
 
 def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: HorizonsFindings) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,13 +14,15 @@ from pydantic import JsonValue
 from batchscout.orchestrator.config.load import apply_override, parse_study
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.scope import Scope
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.forms import Rate
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TimeGain, TrainFindings, whose
 from batchscout.orchestrator.study.causes import Cause
-from batchscout.orchestrator.study.events import Evaluated, FactsRead, Noticed, RunBegan
+from batchscout.orchestrator.study.events import Concluded, Evaluated, FactsRead, Noticed, RunBegan
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import TrialState
@@ -276,13 +278,42 @@ def test_a_single_batch_with_rates_of_its_own_says_what_the_rate_saves() -> None
     assert found.p_best is None
 
 
-def test_without_the_users_own_run_it_is_the_best_of_what_was_run() -> None:
+@pytest.mark.parametrize(
+    ("others", "place"),
+    [
+        ((), "the only run that ended"),
+        ((3.3,), "the best of 2 runs"),
+        ((3.19, 3.3), "tied with the best of 3 runs, which ends at val loss 3.190"),
+        ((3.0,), "behind the best of 2 runs, which ends at val loss 3.000"),
+    ],
+)
+def test_without_the_users_own_run_it_is_called_the_best_only_where_it_is(
+    others: tuple[float, ...], place: str
+) -> None:
     batches = batch_findings(8, 3.5, 0.0), batch_findings(32, 3.2, 1.0)
-    found = recommended(*batches, runs=(LARGE,), found={"time": None})
+    runs = [Run(batch, ((30, 3.6), (60, loss))) for batch, loss in zip((16, 4), others, strict=False)]
+    found = recommended(*batches, runs=(LARGE, *runs), found={"time": None})
     assert reason(found) == (
-        "it ends at val loss 3.200, the best of what was run; this setting wastes 1.2% of the training time on average against the best "
-        f"one. {LARGEST}"
+        f"it ends at val loss 3.200, {place}; this setting wastes 1.2% of the training time on average against the best one. {LARGEST}"
     )
+
+
+@for_every(other=[2.5, 3.18, 3.4])
+def test_of_tied_runs_the_smaller_batch_is_not_called_the_best(other: float) -> None:
+    """Batch 16 ends at 3.2, batch 32 at the other loss, and seeds make differences of about 0.05."""
+    config = example_config(stages=[{"type": "grid", "micro_batch_size": [16], "effective_batch_size": [16, 32]}])
+    study = Study(config.name)
+    for accumulation, loss in ((1, 3.2), (2, other)):
+        split: dict[str, Any] = {"micro_batch_size": 16, "gradient_accumulation_steps": accumulation}
+        add_trial(study, config, f"grid-m16k{accumulation}", **split)
+        end_trial(study, f"grid-m16k{accumulation}", 60.0, {"val_loss": loss})
+    (keys,) = config.stages
+    tell(study, Concluded(**asdict(stage_of(keys).conclude(StageContext(keys, config, study)))))
+    found = recommendation_of(config, study)
+    is_best = found.evidence.val_loss == min(3.2, other)
+    for said in (found.verdict, found.answer.because):
+        assert "the best of 2 runs" in said
+        assert (f"tied with the best of 2 runs, which ends at val loss {other:.3f}" in said) is not is_best
 
 
 def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projection() -> None:
