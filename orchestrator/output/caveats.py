@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.known import baseline_run, is_projected, known_of
+from batchscout.orchestrator.output.known import baseline_run, chosen_from, chosen_of, is_projected, known_of
 from batchscout.orchestrator.output.scope import scope_of
-from batchscout.orchestrator.stages import change_of
 from batchscout.orchestrator.stages.context import disturbance_in
 from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
+from batchscout.orchestrator.stages.estimates.next_run import APART
 from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
@@ -18,7 +20,7 @@ from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.too_short import TooShort, in_words, out_of_reach
 from batchscout.orchestrator.stages.train import LearningRateFindings, not_run, trained
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import number_text
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.notices import NoticeKind
@@ -263,10 +265,21 @@ RATE_ON_EDGE = "the learning rate is at the edge of those that were tried: one b
 
 
 def is_on_edge(config: StudyConfig, study: Study, winner: Trial) -> bool:
-    """True of the learning rate of the winner, or of the run that it is a change of."""
-    findings, change = found(study, LearningRateFindings), change_of(config, study, winner)
-    chosen = study.trials[change.source] if change else winner
-    return findings is not None and findings.on_edge and chosen.stage == findings.STAGE
+    """True where the learning rate, of the winner or of the run that it is a change of, is the lowest or the highest that was tried at its
+    batch, and the best one lies further out, as far as that is known. False of a real run's, which need not be one that was tried."""
+    chosen, findings, refined = chosen_of(config, study, winner), trained(study), found(study, LearningRateFindings)
+    if carried_to(study, winner):
+        return False
+    if refined and refined.winner == chosen.id:
+        return refined.on_edge
+    batch, rate = chosen.config.effective_batch_size, chosen.config.learning_rate
+    alike = [one for one in chosen_from(config, study) if one.config.effective_batch_size == batch]
+    tried = {one.config.learning_rate for one in alike if one.state in (TrialState.COMPLETE, TrialState.PRUNED)}
+    mine = findings.of_batch(batch) if findings else None
+    if len(tried) < 2 or rate not in (min(tried), max(tried)):
+        return False
+    side = 1 if rate == max(tried) else -1
+    return mine is None or side * math.log2(mine.learning_rate / rate) >= APART
 
 
 def asks_for_the_length(config: StudyConfig, study: Study, winner: Trial) -> bool:

@@ -46,6 +46,7 @@ class Run:
     batch: int
     curve: tuple[tuple[float, float], ...]
     tokens_per_second: float | None = None
+    learning_rate: float = 6e-4
 
 
 BY_THE_RATE = TimeGain("train-m8k1", 0.6, 0.45, 0.8, 0.6, 0.97)
@@ -67,6 +68,7 @@ def recommended(
     facts: Facts | None = None,
     cluster_options: tuple[str, ...] = (),
     pruned: tuple[Run, ...] = (),
+    other_rates: tuple[Run, ...] = (),
     given: dict[str, JsonValue] | None = None,
     form: dict[str, Any] | None = None,
     **changes: Any,
@@ -84,8 +86,10 @@ def recommended(
         conclude(study, findings, "")
     for run in runs:
         add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "", **(form or {}))
+    for run in other_rates:
+        add(study, config, f"train-m{run.batch}k1-lr{run.learning_rate:g}", run)
     for run in pruned:
-        add(study, config, f"train-m{run.batch}k1-pruned", run, state=TrialState.PRUNED)
+        add(study, config, f"train-m{run.batch}k1-lr{run.learning_rate:g}", run, state=TrialState.PRUNED)
     loss = study.trials[f"train-m{winner}k1"].measured("val_loss")
     own: dict[str, Any] = (
         {"keeps_own": True}
@@ -113,7 +117,7 @@ def add(
     **form: Any,
 ) -> None:
     split = {"micro_batch_size": run.batch, "gradient_accumulation_steps": 1}
-    add_trial(study, config, trial_id, role, learning_rate=6e-4, **split, **form)
+    add_trial(study, config, trial_id, role, learning_rate=run.learning_rate, **split, **form)
     for seconds, loss in run.curve:
         tell(
             study,
@@ -203,6 +207,19 @@ def test_the_users_batch_with_a_better_rate_says_what_the_rate_saves() -> None:
     )
     assert "(45% to 80% with probability 0.9), by the learning rate alone; this setting" in found.verdict
     assert "The learning rate is at the edge of those that were tried: one beyond it may be better." in reason(found)
+
+
+@for_every(others=[(), (3e-4,), (12e-4,), (3e-4, 12e-4)], pruned=[True, False], best=[1e-4, 3e-4, 6e-4, 12e-4, 36e-4])
+def test_a_rate_at_an_end_of_those_that_were_tried_is_told_as_one_where_the_best_lies_further_out(
+    others: tuple[float, ...], pruned: bool, best: float
+) -> None:
+    """The chosen rate is 6e-4: a run at another one tells that it is at no end, whatever has become of that run."""
+    runs = tuple(replace(LARGE, learning_rate=rate) for rate in others)
+    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98, learning_rate=best)
+    found = recommended(*batches, pruned=runs if pruned else (), other_rates=() if pruned else runs)
+    is_told = bool(others) and (best < 6e-4 < min(others) or max(others) < 6e-4 < best)
+    assert ("The learning rate is at the edge" in found.verdict) is is_told
+    assert any("the learning rate is at the edge" in one for one in found.answer.caveats) is is_told
 
 
 @pytest.mark.parametrize(
