@@ -429,6 +429,11 @@ def _check_regime(config: StudyConfig) -> None:
         )
 
 
+def begins_with_weights(config: StudyConfig) -> bool:
+    """True if its runs go on from weights that were trained before, in either regime, as far as the study file says so."""
+    return config.regime == "finetune" or config.initial_weights is not None or _loads_weights(config.model)
+
+
 def _loads_weights(model: ModelConfig) -> bool:
     """True of a model whose target loads weights by itself: a pretrained one, and one's own that gets adapters, which would be of
     no use to random weights."""

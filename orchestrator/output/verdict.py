@@ -75,7 +75,7 @@ def settings_text(config: StudyConfig, study: Study, winner: Trial, trial: Trial
 
 def _holds_for(config: StudyConfig, study: Study, winner: Trial) -> str:
     longer = " For a longer run, give real_run.samples." if asks_for_the_length(config, study, winner) else ""
-    published = published_pick(study.facts, winner, config.real_run.samples if config.real_run else None)
+    published = published_pick(config, study.facts, winner)
     beside = f" For comparison, {published}." if published else ""
     pays = _pays_from(config, study, known_of(config, study, winner))
     return f"Measured with {scope_of(config, study, winner)}.{pays}{longer}{_of_the_host(study)}{beside}"
