@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.output.known import compared_of, is_projected, known_of
+from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
 from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
 from batchscout.orchestrator.stages.horizons import carried_to
+from batchscout.orchestrator.stages.rates import rates
+from batchscout.orchestrator.stages.train.foreseen import times_batches
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import training_time_text
@@ -73,13 +76,21 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     if known.overfitting:
         return _shorter(config, known.overfitting)
     if real := carried_to(study, winner):
-        longer = "a study with longer runs (sample_budget): at least a quarter of the real run's length"
         budget = max(math.ceil(real.samples / A_FEW_TIMES), A_FEW_TIMES * config.sample_budget)
-        return ToDecide(longer, keys=runs_of_length(config, budget) if budget < real.samples else {}, goes_on=False)
+        if budget >= real.samples:
+            return ToDecide(
+                "a study with runs as long as the real run", f"sample_budget: {real.samples}, without real_run"
+            )
+        longer = "a study with longer runs (sample_budget): at least a quarter of the real run's length"
+        return ToDecide(longer, keys=runs_of_length(config, budget), goes_on=False)
     assert compared, "it is known of those"
     findings = compared.findings
     num_runs = sum(one.num_runs for one in findings.batches)
     train = config.keys_of(Train)
+    if train and not (times_batches(config) or rates(StageContext(train, config, study))):
+        return ToDecide(
+            "runs of other batches and rates, for which train needs speeds", "add the stages frontier and throughput"
+        )
     measured = [seconds for one in study.completed_runs if (seconds := one.metric("train_seconds"))]
     seconds = statistics.median(measured) if measured else findings.seconds or 0.0
     if config.budget and 3600 * config.budget.device_hours / config.world_size - study.lane_seconds < seconds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +20,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.forms import Rate
+from batchscout.orchestrator.stages.horizons.findings import BatchAtLength, HorizonsFindings
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
 from batchscout.orchestrator.stages.train import BatchFindings, LearningRateFindings, TimeGain, TrainFindings, whose
 from batchscout.orchestrator.study.causes import Cause
@@ -30,7 +32,7 @@ from batchscout.trainers.config import ModelConfig, Schedule
 from batchscout.trainers.notices import NoticeKind
 from batchscout.trainers.sources.settings import OwnRun
 from tests.support.every import for_every
-from tests.support.example_study import add_trial, batch_findings, conclude, end_trial, example_config, tell
+from tests.support.example_study import BUDGET, add_trial, batch_findings, conclude, end_trial, example_config, tell
 from tests.support.outcome import recommendation_of
 from tests.support.worlds import FRONTIER, NONE
 
@@ -77,7 +79,11 @@ def recommended(
 
     found: what else it found; by default that the choice wastes 1.2 % and the winner saves time, or is the user's own. tuned: a run of the learning_rate stage, which it found the best. earlier: what the stages before them found. form: how all runs trained otherwise than the study file says.
     """
-    stages = [{"type": "train", "max_runs": len(runs)}, *([{"type": "learning_rate"}] if tuned else [])]
+    stages = [
+        {"type": "frontier"},
+        {"type": "train", "max_runs": len(runs)},
+        *([{"type": "learning_rate"}] if tuned else []),
+    ]
     config = example_config(**({"stages": stages, "batch": {"micro_batch_size": 8}} | changes))
     study = Study(config.name, facts=facts or Facts())
     if given:
@@ -257,13 +263,44 @@ def test_what_cannot_be_decided_names_the_batches_and_what_would_decide() -> Non
     twice = recommended(*batches, found={"regret_time": 0.045}, seeds=[0, 1])
     assert twice.would_decide is not None
     assert twice.would_decide.startswith("about 6 more runs of 1 min 0 s each, 6 min 0 s in all"), "each with 2 seeds"
-    stopped = recommended(*batches, found={"regret_time": 0.045}, stages=[{"type": "train"}])
+    stages = [{"type": "frontier"}, {"type": "train"}]
+    stopped = recommended(*batches, found={"regret_time": 0.045}, stages=stages)
     assert stopped.would_decide is not None
     assert stopped.would_decide.startswith(
         "more seeds, or a longer run (sample_budget): no further run of this length is worth its time"
     )
     far = recommended(*batches, found={"regret_time": 0.5})
     assert far.would_decide == "more than 30 further runs (raise stages.train.max_runs), or more seeds"
+
+
+@for_every(stages=[("train",), ("train", "learning_rate"), ("throughput", "train")], budget=[None, 1e-6])
+def test_a_study_that_times_no_batches_is_decided_by_a_stage_that_does(
+    stages: tuple[str, ...], budget: float | None
+) -> None:
+    """Without speeds train makes its first run alone, whatever `max_runs` and budget are."""
+    keys: dict[str, Any] = {"stages": [{"type": one} for one in stages]}
+    keys |= {"budget": {"device_hours": budget}} if budget else {}
+    found = recommended(*CLOSE, winner=8, found={"regret_time": 0.08}, **keys)
+    assert found.would_decide is not None
+    times_batches = "throughput" in stages
+    assert ("add the stages frontier and throughput" in found.would_decide) is not times_batches
+    assert ("worth its time" in found.would_decide) is (times_batches and not budget)
+    assert found.answer.next.startswith("batchscout export") is not (times_batches and bool(budget))
+
+
+@for_every(times=[1.5, 4, 4.5, 20, 100])
+def test_an_open_answer_for_a_real_run_is_decided_by_runs_that_are_nearer_to_it_in_length(times: float) -> None:
+    samples = round(times * BUDGET)
+    at_length = tuple(BatchAtLength(batch, 3.0, 2.9, 3.1, 0.5) for batch in (8, 32))
+    real = HorizonsFindings(
+        samples, 8, 6e-4, 4e-4, 9e-4, at_length, 3.0, 2.9, 3.1, 8, 1, None, samples, 0.3, None, None, True
+    )
+    found = recommended(*CLOSE, winner=8, earlier=(real,), real_run={"samples": samples})
+    told = re.search(r"sample_budget[:=] ?(\d+)", f"{found.would_decide} {found.answer.next}")
+    assert told
+    budget = int(told[1])
+    assert max(BUDGET + 1, samples / 4) <= budget <= samples
+    assert ("without real_run" in found.answer.because) is (budget == samples), "which has to be longer than a study"
 
 
 def test_where_the_rate_alone_is_open_no_batches_are_named() -> None:
