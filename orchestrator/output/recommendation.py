@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,7 +21,7 @@ from batchscout.orchestrator.output.known import known_of, undecided_between
 from batchscout.orchestrator.output.scope import Scope, scope_of
 from batchscout.orchestrator.output.verdict import micro_batch_tokens, verdict
 from batchscout.orchestrator.stages import candidate_runs, change_of, recommended_run
-from batchscout.orchestrator.stages.curves import last_loss
+from batchscout.orchestrator.stages.estimates.ranking import by_candidate
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.horizons import HorizonsFindings, as_recommended, nearest_run
@@ -47,10 +50,12 @@ BatchNorm = Literal["micro-batch", "all ranks"]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What was measured of the recommended configuration: for a longer real run, of the study's own run that is most like it. A figure
-    that was not measured is None, and not in the file."""
+    """What was measured of the recommended configuration: for a longer real run, of the study's own run that is most like it. Of several
+    seeds a figure is the mean, of memory the most, and of the gradient noise the first one's. One that was not measured is None, and not in
+    the file."""
 
     trial: str
+    """Its first seed."""
     val_loss: float | None = None
     train_loss: float | None = None
     """Over samples that it was trained on, at its end and without dropout."""
@@ -87,9 +92,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another configuration that finished."""
+    """Another configuration that finished, with all of its seeds: figures are their means."""
 
     trial: str
+    """Its first seed."""
     role: str
     micro_batch_size: int
     gradient_accumulation_steps: int
@@ -302,42 +308,52 @@ def _batch_norm(study: Study, trial: TrialConfig) -> BatchNorm | None:
 
 def _evidence(study: Study, winner: Trial) -> Evidence:
     frontier = found(study, FrontierFindings)
-    limit, measured = frontier.limit_bytes if frontier else None, winner.metric("peak_memory_bytes")
-    peak = None if measured is None else int(measured)
+    seeds = [trial for trial in study.seeds_of(winner) if trial.state is TrialState.COMPLETE]
+    limit, peaks = frontier.limit_bytes if frontier else None, _known(seeds, "peak_memory_bytes")
+    peak = int(max(peaks)) if peaks else None
     margin = memory = None
     if limit and peak is not None:
         margin = limit - peak
         memory = f"{bytes_text(peak)} of {bytes_text(limit)}, {bytes_text(margin)} left"
     return Evidence(
         trial=winner.id,
-        val_loss=winner.metric("val_loss"),
-        train_loss=winner.metric("train_loss"),
-        generalisation_gap=winner.metric("generalisation_gap"),
-        perplexity=winner.metric("perplexity"),
-        tokens_per_second=winner.metric("tokens_per_second"),
-        micro_batches_per_step=winner.metric("micro_batches_per_step"),
-        tokens_per_step=winner.metric("tokens_per_step"),
-        padding_share=winner.metric("padding_share"),
-        step_seconds=winner.metric("step_seconds"),
+        val_loss=_mean(seeds, "val_loss"),
+        train_loss=_mean(seeds, "train_loss"),
+        generalisation_gap=_mean(seeds, "generalisation_gap"),
+        perplexity=_mean(seeds, "perplexity"),
+        tokens_per_second=_mean(seeds, "tokens_per_second"),
+        micro_batches_per_step=_mean(seeds, "micro_batches_per_step"),
+        tokens_per_step=_mean(seeds, "tokens_per_step"),
+        padding_share=_mean(seeds, "padding_share"),
+        step_seconds=_mean(seeds, "step_seconds"),
         peak_memory_bytes=peak,
-        train_seconds=winner.metric("train_seconds"),
+        train_seconds=_mean(seeds, "train_seconds"),
         noise_scale=_noise(winner, "noise_scale"),
         noise_scale_low=_noise(winner, "noise_scale_low"),
         noise_scale_high=_noise(winner, "noise_scale_high"),
         coherence=_noise(winner, "coherence"),
         coherence_floor=_noise(winner, "coherence_floor"),
         noise_measured_at_samples=winner.metric(_AT),
-        mfu=_mfu(winner),
+        mfu=_mfu(seeds),
         memory_limit_bytes=limit if margin is not None else None,
         memory_margin_bytes=margin,
         memory=memory,
         stages={stage: conclusion.reason for stage, conclusion in study.conclusions.items()},
         notes=(
             *_model_notes(study),
-            *_peak_notes(study, winner),
+            *_peak_notes(study, seeds),
             *(note for one in study.conclusions.values() for note in one.notes),
         ),
     )
+
+
+def _known(seeds: Sequence[Trial], name: str) -> list[float]:
+    return [figure for trial in seeds if (figure := trial.metric(name)) is not None]
+
+
+def _mean(seeds: Sequence[Trial], name: str) -> float | None:
+    known = _known(seeds, name)
+    return statistics.fmean(known) if known else None
 
 
 _AT = "snapshot_samples_seen"
@@ -357,45 +373,46 @@ def _model_notes(study: Study) -> list[str]:
     ]
 
 
-def _peak_notes(study: Study, winner: Trial) -> list[str]:
+def _peak_notes(study: Study, seeds: Sequence[Trial]) -> list[str]:
     """Return against what the winner's utilisation is told."""
-    precision = winner.config.precision
+    precision = seeds[0].config.precision
     peak = (study.facts.device_peaks or {}).get(precision)
-    if peak is None or all(winner.metric(one) is None for one in ("mfu", "model_flops_per_sample")):
+    if peak is None or all(_mean(seeds, one) is None for one in ("mfu", "model_flops_per_sample")):
         return []
     source = (
         "that matrix products reached on this device" if peak.source == "measured" else "of the device's data sheet"
     )
     of_peak = f"the {peak.flops_per_second:.3g} FLOP/s in {precision} {source}"
-    if _mfu(winner) is None:
+    if _mfu(seeds) is None:
         return [
             f"no MFU is told: training takes more than {of_peak}, so these are not its peak (was the machine busy?)"
         ]
     return [f"MFU is relative to {of_peak}"]
 
 
-def _mfu(winner: Trial) -> float | None:
+def _mfu(seeds: Sequence[Trial]) -> float | None:
     """Return what it used of the device; None where that is not known, or is more than all."""
-    mfu = winner.metric("mfu")
+    mfu = _mean(seeds, "mfu")
     return mfu if mfu is not None and mfu <= 1 else None
 
 
 def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alternative, ...]:
     """Return the other full runs that finished, the best first."""
-    others = [trial for trial in candidate_runs(config, study) if trial.id != winner.id]
-    return tuple(
+    others = [
         Alternative(
-            trial=t.id,
-            role=t.role,
-            micro_batch_size=t.config.micro_batch_size,
-            gradient_accumulation_steps=t.config.gradient_accumulation_steps,
-            learning_rate=t.config.learning_rate,
-            val_loss=t.metric("val_loss"),
-            tokens_per_second=t.metric("tokens_per_second"),
-            generalisation_gap=t.metric("generalisation_gap"),
+            trial=seeds[0].id,
+            role=seeds[0].role,
+            micro_batch_size=seeds[0].config.micro_batch_size,
+            gradient_accumulation_steps=seeds[0].config.gradient_accumulation_steps,
+            learning_rate=seeds[0].config.learning_rate,
+            val_loss=_mean(seeds, "val_loss"),
+            tokens_per_second=_mean(seeds, "tokens_per_second"),
+            generalisation_gap=_mean(seeds, "generalisation_gap"),
         )
-        for t in sorted(others, key=last_loss)
-    )
+        for seeds in by_candidate(candidate_runs(config, study)).values()
+        if winner not in seeds and len(seeds) == len(study.seeds_of(seeds[0]))
+    ]
+    return tuple(sorted(others, key=lambda one: math.inf if one.val_loss is None else one.val_loss))
 
 
 def write_recommendation(path: Path, recommendation: Recommendation | None) -> None:

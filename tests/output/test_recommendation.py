@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFind
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.units import training_time_text
+from batchscout.orchestrator.units import loss_text, training_time_text
 from batchscout.trainers.config import DevicePeak, TrialConfig
 from tests.support.example_study import add_trial, conclude, end_trial, example_config, example_recommendation
 from tests.support.lane_player import Player, director_of, play_study, study_of
 from tests.support.loss_worlds import IDEAL, LossWorld, throughput_of
 from tests.support.outcome import recommendation_of
-from tests.support.worlds import FRONTIER, World, failing
+from tests.support.worlds import FRONTIER, MIB, World, failing
 
 STAGES = [{"type": "train", "max_runs": 6}, {"type": "learning_rate"}]
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*/recommendation.json"))
@@ -132,6 +133,29 @@ def test_everything_that_was_ruled_out_is_there_with_its_reason(tmp_path: Path) 
     losses = [one.val_loss for one in found.alternatives if one.val_loss is not None]
     assert losses == sorted(losses)
     assert len(losses) == len(found.alternatives)
+
+
+def test_of_several_seeds_figures_are_means_and_each_configuration_stands_once(tmp_path: Path) -> None:
+    """The second seed ends higher and takes more memory; at high rates it diverges, so that these are no alternatives."""
+
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        point, is_too_high = (
+            IDEAL(config, samples),
+            config.learning_rate > 1.5e-3 * (config.effective_batch_size / 8) ** 0.5,
+        )
+        loss = math.nan if config.seed and is_too_high else point["val_loss"] + 0.1 * config.seed
+        return point | {"loss": loss, "val_loss": loss, "peak_memory_bytes": (1 + config.seed) * MIB}
+
+    config = study_of(stages=STAGES[:1], sample_budget=4096, seeds=[0, 1])
+    study = play_study(tmp_path / "journal.jsonl", config, world, found=(RATES,))
+    found = recommendation_of(config, study)
+    told = [study.seeds_of(study.trials[one.trial]) for one in (found.evidence, *found.alternatives)]
+    assert all(len(seeds) == 2 and {str(seed.state) for seed in seeds} == {"complete"} for seeds in told)
+    assert len({seeds[0].candidate for seeds in told}) == len(told) > 1
+    for one, seeds in zip((found.evidence, *found.alternatives), told, strict=True):
+        assert one.val_loss == pytest.approx(statistics.fmean(seed.measured("val_loss") for seed in seeds))
+    assert found.evidence.peak_memory_bytes == 2 * MIB
+    assert f"val loss {loss_text(found.evidence.val_loss or 0)}" in found.verdict
 
 
 def test_accumulate_1_and_your_own_batch_stays(tmp_path: Path) -> None:
