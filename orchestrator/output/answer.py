@@ -20,6 +20,7 @@ from batchscout.orchestrator.output.verdict import (
     place_text,
     saved_text,
     settings_text,
+    useful_text,
     wasted_text,
 )
 from batchscout.orchestrator.stages import change_of, stage_of
@@ -172,9 +173,9 @@ def _how_well_compared(config: StudyConfig, study: Study, winner: Trial, known: 
         return Badge.UNDETERMINED, f"{place_text(config, study, winner)}; how much of that is chance is not known"
     wasted = wasted_text(config, known)
     if known.is_decided:
-        return Badge.DECIDED, f"nothing else that was compared is likely to save {config.useful_gain:.0%}; {wasted}"
+        return Badge.DECIDED, f"nothing else that was compared is likely to save {useful_text(config)}; {wasted}"
     if known.keeps_own and not is_open:
-        saves = f"nothing else is shown to save {config.useful_gain:.0%}; {wasted}"
+        saves = f"nothing else is shown to save {useful_text(config)}; {wasted}"
         if own := not_run(config, baseline_run(study)):
             return (
                 Badge.UNDETERMINED,

@@ -185,7 +185,7 @@ def _for_the_real_run(config: StudyConfig, study: Study, winner: Trial, real: Ho
     if known.overfitting:
         saved = f"{whose(config, study, baseline)} stays; it ends at"
     elif known.keeps_own:
-        saved = f"{whose(config, study, baseline)} stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}; it ends at"
+        saved = f"{whose(config, study, baseline)} stays: none of the others is shown to save {useful_text(config)} of {_the_cost(config)}; it ends at"
     elif known.time and baseline:
         saved = f"it reaches {_share_text(config, known.time)}{_parts_text(known.time, real.effective_batch_size, baseline)}; it ends at"
     else:
@@ -215,7 +215,7 @@ def _against_own(
         is_good = known.regret_time <= config.useful_gain and len(known.p_best) > 1
         so = ", so the batch is not your bottleneck" if is_good else ""
         return (
-            f"{whose(config, study, baseline)} stays: none of the others is shown to save {config.useful_gain:.0%} of {_the_cost(config)}{so}; it "
+            f"{whose(config, study, baseline)} stays: none of the others is shown to save {useful_text(config)} of {_the_cost(config)}{so}; it "
             f"{_ending(ours, config.target_loss)}{_sure(config, known)}"
         )
     saved, batch = "", ours.config.effective_batch_size
@@ -247,19 +247,20 @@ def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
 
 
 def _share_text(config: StudyConfig, time: TimeGain) -> str:
-    return f"the same loss in {time.share:.0%} of {_the_cost(config)} ({time.low:.0%} to {time.high:.0%} with probability 0.9)"
+    share, low, high = map(share_text, (time.share, time.low, time.high))
+    return f"the same loss in {share} of {_the_cost(config)} ({low} to {high} with probability 0.9)"
 
 
 def _parts_text(time: TimeGain, batch: int, own: Trial) -> str:
     if batch == own.config.effective_batch_size:
         return ", by the learning rate alone"
-    by_speed = "" if time.by_speed is None else f" x {time.by_speed:.0%} by its {_side(time.by_speed)}samples/s"
-    return f" = {time.by_rate:.0%} by the learning rate x {time.by_batch:.0%} by the batch{by_speed}"
+    by_speed = "" if time.by_speed is None else f" x {share_text(time.by_speed)} by its {_side(time.by_speed)}samples/s"
+    return f" = {share_text(time.by_rate)} by the learning rate x {share_text(time.by_batch)} by the batch{by_speed}"
 
 
 def _side(by_speed: float) -> str:
     """Return which of the two is faster, and nothing where the figure that is shown beside it says neither."""
-    return "" if f"{by_speed:.0%}" == "100%" else "higher " if by_speed < 1 else "lower "
+    return "" if share_text(by_speed) == "100%" else "higher " if by_speed < 1 else "lower "
 
 
 def _the_cost(config: StudyConfig) -> str:
@@ -349,6 +350,11 @@ def _sure(config: StudyConfig, known: Known) -> str:
         return f"; undetermined: {overfitting_text(known.overfitting)}"
     told = f"; {wasted_text(config, known)}"
     return f"{told}; undetermined {open_text(config, known)}" if known.is_open(config.useful_gain) else told
+
+
+def useful_text(config: StudyConfig) -> str:
+    """Return what is worth a change, as exactly as it was given."""
+    return f"{100 * config.useful_gain:g}%"
 
 
 def wasted_text(config: StudyConfig, known: Known) -> str:

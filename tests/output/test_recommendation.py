@@ -18,7 +18,7 @@ from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFind
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.units import loss_text, training_time_text
+from batchscout.orchestrator.units import loss_text, share_text, training_time_text
 from batchscout.trainers.config import DevicePeak, TrialConfig
 from tests.support.example_study import add_trial, conclude, end_trial, example_config, example_recommendation
 from tests.support.lane_player import Player, director_of, play_study, study_of
@@ -78,12 +78,14 @@ def test_the_verdict_has_the_margin_over_the_baseline_how_sure_it_is_and_its_sco
     assert found.regret_time is not None
     assert time.low < time.share < time.high < 1
     assert time.trial == baseline.id
+    shares = time.share, time.low, time.high, time.by_rate, time.by_batch, time.by_speed
+    share, low, high, by_rate, by_batch, by_speed = map(share_text, shares)
     assert found.verdict.startswith(
         f"Train with micro-batch 32, 2 accumulation steps (effective batch 64), activation checkpointing none and learning "
         f"rate {found.learning_rate:.3g}: val loss {winner.measured('val_loss'):.3f} against {baseline.measured('val_loss'):.3f} with your own "
         f"setting (effective batch 8, learning rate 0.001) after the same training time (12 s); it reaches the same loss in "
-        f"{time.share:.0%} of the training time ({time.low:.0%} to {time.high:.0%} with probability 0.9) = {time.by_rate:.0%} by the learning rate "
-        f"x {time.by_batch:.0%} by the batch x {time.by_speed:.0%} by its {'higher' if time.by_speed < 1 else 'lower'} samples/s; this setting wastes "
+        f"{share} of the training time ({low} to {high} with probability 0.9) = {by_rate} by the learning rate "
+        f"x {by_batch} by the batch x {by_speed} by its {'higher' if time.by_speed < 1 else 'lower'} samples/s; this setting wastes "
     )
     seconds = [trial.config.effective_batch_size / trial.measured("step_seconds") for trial in (baseline, winner)]
     assert time.by_speed == pytest.approx(seconds[0] / seconds[1])

@@ -172,6 +172,23 @@ def test_no_speed_is_called_lower_or_higher_whose_share_is_shown_as_all(by_speed
     assert f" x {by_speed:.0%} by its {side}samples/s" in found.verdict
 
 
+@for_every(useful_gain=[0.005, 0.025, 0.03, 0.15], share=[0.002, 0.046, 0.36])
+def test_small_shares_are_told_with_the_digits_that_they_have(useful_gain: float, share: float) -> None:
+    time = TimeGain("train-m8k1", share, share / 2, 2 * share, 0.6, 0.98)
+    batches = batch_findings(8, 3.45, 0.02), batch_findings(32, 3.2, 0.98)
+    decided = recommended(*batches, found={"time": time, "regret_time": 0.001}, useful_gain=useful_gain).answer
+    kept = recommended(*CLOSE, winner=8, found={"regret_time": 0.001}, useful_gain=useful_gain).answer
+    for line, words, meant in (
+        (decided.because, r"save ([\d.]+)%", useful_gain),
+        (kept.because, r"save ([\d.]+)%", useful_gain),
+        (decided.gain, r"the same loss in ([\d.]+)%", share),
+        (decided.gain, r"\(([\d.]+)% to", share / 2),
+        (decided.gain, r"to ([\d.]+)% with", 2 * share),
+    ):
+        (said,) = re.findall(words, line)
+        assert float(said) / 100 == pytest.approx(meant, rel=0.05), line
+
+
 def test_what_was_planned_for_the_same_time_is_told_with_the_seconds_that_it_took() -> None:
     slower = replace(LARGE, curve=((30, 3.6), (75, 3.2)))
     found = recommended(*CLEAR, runs=(SMALL, slower))
