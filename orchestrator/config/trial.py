@@ -27,7 +27,8 @@ def uses_compile(config: StudyConfig) -> bool:
 
 def default_compile(config: StudyConfig) -> Compile:
     """Return what is compiled where neither the study file nor a stage says it."""
-    return next((one for one in compiled_in(config.stages) or [True] if one), False)
+    compiled: list[Compile] = [one for one in compiled_in(config.stages) or [True] if one]
+    return compiled[0] if compiled else False
 
 
 def precisions(config: StudyConfig) -> set[Precision]:

@@ -55,7 +55,7 @@ def read_source(source: Source) -> Settings:
         if "keys" in answer:
             answer |= {name: tuple(answer[name]) for name in ("told", "taken")}
             return Settings(**answer)
-        fault, kind = answer.get("fault"), _KINDS.get(answer.get("kind"), SourceFault)
+        fault, kind = answer.get("fault"), _KINDS.get(answer.get("kind", ""), SourceFault)
         if is_late:
             kind = NotInTime
             fault = (

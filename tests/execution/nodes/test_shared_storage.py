@@ -107,5 +107,5 @@ def test_a_run_directory_that_one_node_does_not_see_is_refused_before_anything_s
 def lives_alone(address: str) -> bool:
     """True once the cluster has its head and one node."""
     ask = f"import ray; ray.init({address!r}, logging_level=40); print(sum(node['Alive'] for node in ray.nodes()))"
-    done = python("-c", ask, **of_a_driver_on(address))
+    done = python("-c", ask, cwd=None, **of_a_driver_on(address))
     return done.stdout.split()[-1:] == ["2"]

@@ -213,8 +213,13 @@ def test_a_run_whose_process_died_ends_bit_by_bit_as_the_one_that_did_not(
 
 def split(world_size: int, micro_batch_size: int, gradient_accumulation_steps: int) -> TrialConfig:
     """The same effective batch, without the dropout that differs between ranks."""
-    sizes = {"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": gradient_accumulation_steps}
-    return config(**(STOPPABLE | {"dropout": 0.0, "world_size": world_size} | sizes))
+    changes: dict[str, Any] = STOPPABLE | {
+        "dropout": 0.0,
+        "world_size": world_size,
+        "micro_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
+    }
+    return config(**changes)
 
 
 def as_ranks(directory: str, *rungs: int) -> str:
