@@ -95,9 +95,10 @@ def _observation(name: str, seeds: list[Trial], ranking: dict[str, Standing], to
     """
     setting = setting_of(seeds[0])
     if name in ranking:
-        if not math.isfinite(ranking[name].score):
+        one = ranking[name]
+        if not math.isfinite(one.score):
             return None  # it never reached the target, and was not on its way there
-        return Observation(setting.effective_batch_size, setting.learning_rate, ranking[name].score, len(seeds))
+        return Observation(setting.effective_batch_size, setting.learning_rate, one.score, len(seeds), one.squares)
     if not all(trial.state.ended for trial in seeds):
         return None
     if any(trial.state is TrialState.OUT_OF_MEMORY for trial in seeds):
@@ -122,7 +123,8 @@ def _extrapolated(setting: Setting, seeds: list[Trial], ranking: dict[str, Stand
             kept = (config.rungs[level] / config.sample_budget) ** KEPT
             loss = min(ahead[0].score + kept * behind, ours)  # the one ahead may have ended higher than it was there
             deviation = UNSURE * (1 - kept) * abs(behind)
-            return Observation(setting.effective_batch_size, setting.learning_rate, loss, len(seeds), deviation)
+            batch, rate = setting.effective_batch_size, setting.learning_rate
+            return Observation(batch, rate, loss, len(seeds), extra_deviation=deviation)
     return None
 
 

@@ -47,6 +47,8 @@ class Standing:
     trials: tuple[Trial, ...]
     score: float
     val_loss: float
+    squares: float
+    """What its seeds' scores are off that one by, squared and added up."""
     reached: bool = True
     """False if a seed never reached the target loss: then its seconds are a projection."""
 
@@ -74,15 +76,23 @@ def standings(trials: Sequence[Trial], target_loss: float | None = None) -> list
 
 
 def _standing(name: str, seeds: list[Trial], target_loss: float | None) -> Standing:
-    loss = statistics.fmean(trial.measured("val_loss") for trial in seeds)
+    losses = [trial.measured("val_loss") for trial in seeds]
+    loss = statistics.fmean(losses)
     if target_loss is None:
-        return Standing(name, tuple(seeds), loss, loss)
+        return Standing(name, tuple(seeds), loss, loss, _squares(losses))
     seconds = [seconds_to(trial, target_loss) for trial in seeds]
     projected = [
         projected_seconds_to(trial, target_loss) if math.isinf(known) else known
         for trial, known in zip(seeds, seconds, strict=True)
     ]
-    return Standing(name, tuple(seeds), statistics.fmean(projected), loss, reached=not any(map(math.isinf, seconds)))
+    score, reached = statistics.fmean(projected), not any(map(math.isinf, seconds))
+    return Standing(name, tuple(seeds), score, loss, _squares(projected), reached)
+
+
+def _squares(values: Sequence[float]) -> float:
+    """Return what values are off their mean by, squared and added up."""
+    mean = statistics.fmean(values)
+    return sum((value - mean) ** 2 for value in values)
 
 
 def by_candidate(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
@@ -148,10 +158,9 @@ def seed_deviation(ranking: Sequence[Standing]) -> float:
     PRIOR_DEGREES degrees of freedom beside what the seeds show, as few seeds may be alike by chance; with one seed each
     it is the prior.
     """
-    losses = [[trial.measured("val_loss") for trial in one.trials] for one in ranking]
     prior = surface.PRIOR.seed_deviation * late_gain(ranking)
-    squares = sum((loss - statistics.fmean(seeds)) ** 2 for seeds in losses for loss in seeds)
-    degrees = sum(len(seeds) - 1 for seeds in losses)
+    squares = sum(_squares([trial.measured("val_loss") for trial in one.trials]) for one in ranking)
+    degrees = sum(len(one.trials) - 1 for one in ranking)
     return math.sqrt((PRIOR_DEGREES * prior**2 + squares) / (PRIOR_DEGREES + degrees))
 
 

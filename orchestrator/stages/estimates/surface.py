@@ -7,7 +7,7 @@ With x = log2(batch) and u = log2(rate / the rule's rate for that batch), the lo
 Near its minimum the loss is convex in the log of the rate, and the best rate follows a power law of the batch: 'offset'
 and 'slope' say how the rule errs (arXiv 2503.04715 finds both for language models). 'level' is a parabola in x. What the two
 parabolas do not explain is a Gaussian process: settings that resemble each other deviate alike. The noise may differ by batch,
-and a run may be an outlier (a Student t distribution, by weights).
+and a run may be an outlier (a Student t distribution, by weights). What the seeds of a setting differ by is noise alone.
 
 Given the curvature, the noise, how it grows with the batch and how far the rule may be off, the model is linear and its posterior
 exact; these four are averaged over a grid, weighted by the evidence. Everything is a share of the late gain, what the loss of a run
@@ -64,10 +64,13 @@ OF_ITS_OWN = 0.05
 """How far each batch's loss deviates by itself."""
 NOISE_TILTS = {-0.5: 0.2, 0.0: 0.6, 0.5: 0.2}
 """How many times 2 the noise grows for each factor of 2 of the batch, and how likely that is."""
+NOISES, MEASURED_NOISES = np.linspace(-2, 2, 7), np.linspace(-5, 5, 21)
+"""Where the noise is looked for, in spreads of the prior around the usual one: with one seed, and where several measure it."""
 FAR = 0.2
 """Far from the minimum the parabola in u holds less: what a run lies above its batch's best is off by this share of itself."""
-DEGREES, ROUNDS = 2.0, 4
-"""The degrees of freedom of the noise's Student t distribution, and how often the runs' weights are found anew."""
+DEGREES, DEGREES_OF_SEEDS, ROUNDS = 2.0, 8.0, 4
+"""The degrees of freedom of the noise's Student t distribution, those of what seeds differ by, as a setting that is about to diverge has
+seeds that differ more than others', and how often the runs' weights are found anew."""
 CLIFF, CLIFF_SPREAD, CLIFF_WIDTH = 2.5, 2.5, 0.4
 """How many factors of 2 above the rule's rate runs begin to diverge, how far that may be off, and how much it differs by batch."""
 SAFE = 0.5
@@ -92,6 +95,8 @@ class Observation:
     loss: float | None
     """The mean over its seeds; None if it diverged."""
     num_seeds: int = 1
+    squares: float | None = None
+    """What its seeds are off that mean by, squared and added up; None where that is not known, as of a run that was cut."""
     extra_deviation: float = 0.0
     """What the loss is uncertain by beside the seeds, in its own unit: that of a run that was cut is extrapolated."""
 
@@ -414,11 +419,28 @@ class _Runs:
         extra = np.array([one.extra_deviation for one in self.observed]) / self.late_gain
         return (FAR * excess) ** 2 + extra**2
 
+    @cached_property
+    def num_seeds(self) -> Array:
+        return np.array([one.num_seeds for one in self.observed], dtype=float)
+
+    @cached_property
+    def squares(self) -> Array:
+        """What the seeds of each are off their mean by, squared and added up: [run]."""
+        return np.array([one.squares or 0.0 for one in self.observed]) / self.late_gain**2
+
+    @cached_property
+    def degrees(self) -> Array:
+        """How many of these squares are free: [run], none of a single seed."""
+        return np.array([0.0 if one.squares is None else one.num_seeds - 1.0 for one in self.observed])
+
+    def seed_variances(self, cells: _Cells) -> Array:
+        """Return the variance of one seed's loss: [cell, run]."""
+        noise = cells.noise[:, None] * 2 ** (cells.noise_tilt[:, None] * self.x)
+        return noise**2
+
     def variances(self, cells: _Cells) -> Array:
         """Return how uncertain every loss is: [cell, run]."""
-        seeds = np.array([one.num_seeds for one in self.observed])
-        noise = cells.noise[:, None] * 2 ** (cells.noise_tilt[:, None] * self.x)
-        return noise**2 / seeds + self.not_noise
+        return self.seed_variances(cells) / self.num_seeds + self.not_noise
 
 
 @dataclass(frozen=True)
@@ -432,9 +454,10 @@ class _Cells:
     log_prior: Array
 
 
-def _cells() -> _Cells:
-    spreads, far = np.linspace(-2, 2, 7), {OFFSET_SPREADS[0]: 1 - P_FAR_OFF, OFFSET_SPREADS[1]: P_FAR_OFF}
-    every = list(itertools.product(spreads[::2], spreads, NOISE_TILTS.items(), far.items()))
+def _cells(runs: _Runs) -> _Cells:
+    far = {OFFSET_SPREADS[0]: 1 - P_FAR_OFF, OFFSET_SPREADS[1]: P_FAR_OFF}
+    noises = MEASURED_NOISES if runs.degrees.any() else NOISES
+    every = list(itertools.product(NOISES[::2], noises, NOISE_TILTS.items(), far.items()))
     return _Cells(
         curvature=PRIOR.curvature * np.exp(PRIOR.curvature_spread * np.array([i for i, *_ in every])),
         noise=PRIOR.seed_deviation * np.exp(PRIOR.seed_deviation_spread * np.array([j for _, j, *_ in every])),
@@ -458,7 +481,7 @@ def _drawn(runs: _Runs, places: Array, u: Array, random: np.random.Generator) ->
 
     Draws of the prior are moved by what the runs say against them (Matheron's rule; Wilson et al. 2021, arXiv 2011.04026).
     """
-    cells = _cells()
+    cells = _cells(runs)
     fitted = _fitted(runs, cells)
     chances = np.exp(fitted.log_evidence - fitted.log_evidence.max())
     chosen = np.sort(random.choice(chances.size, size=NUM_DRAWS, p=chances / chances.sum()))
@@ -501,28 +524,38 @@ def _fitted(runs: _Runs, cells: _Cells) -> _Fitted:
     prior = np.array([_prior_variances(c, s) for c, s in zip(cells.curvature, cells.offset_spread, strict=True)])
     explained = (rows * prior[:, None, :]) @ rows.T + _alike(runs.x, runs.u)
     target = runs.losses - cells.curvature[:, None] * runs.u**2
-    noise, weights = runs.variances(cells), np.ones(len(runs.losses))
+    noise, weights, of_seeds = runs.variances(cells), np.ones(len(runs.losses)), np.ones(len(runs.losses))
+    seed_variances = runs.seed_variances(cells)
+    within, log_noises = runs.squares / seed_variances, np.log(seed_variances) @ runs.degrees
+
+    def given() -> _Fitted:
+        log_chance = cells.log_prior - (log_noises + within @ of_seeds) / 2  # by what seeds are off their means
+        return _given(log_chance, prior, explained, target, noise / weights)
+
     for _ in range(ROUNDS):
-        weights = _weights(_given(cells, prior, explained, target, noise / weights), target, noise)
-    return _given(cells, prior, explained, target, noise / weights)
+        weights, of_seeds = _weights(runs, given(), target, noise, within)
+    return given()
 
 
-def _given(cells: _Cells, prior: Array, explained: Array, target: Array, variances: Array) -> _Fitted:
-    """explained: [cell, run, run], the covariance of what is no noise. target: [cell, run], the losses less what the curvature makes."""
+def _given(log_chance: Array, prior: Array, explained: Array, target: Array, variances: Array) -> _Fitted:
+    """log_chance: [cell], before the losses are known. explained: [cell, run, run], the covariance of what is no noise. target: [cell, run],
+    the losses less what the curvature makes."""
     covariance = explained + variances[:, :, None] * np.eye(variances.shape[1])
     precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
     told = np.einsum("cij,cj->ci", precision, target)
-    log_evidence = cells.log_prior - (np.linalg.slogdet(covariance).logabsdet + (target * told).sum(axis=1)) / 2
+    log_evidence = log_chance - (np.linalg.slogdet(covariance).logabsdet + (target * told).sum(axis=1)) / 2
     return _Fitted(prior, variances, precision, log_evidence)
 
 
-def _weights(fitted: _Fitted, target: Array, noise: Array) -> Array:
-    """Return the weight of every run: the less, the larger what remains of its loss is, in variances of its noise; [run]."""
+def _weights(runs: _Runs, fitted: _Fitted, target: Array, noise: Array, within: Array) -> tuple[Array, Array]:
+    """Return the weight of every run, and that of what its seeds differ by: the less, the larger what remains of its loss and what they
+    differ by are, in variances of the noise; [run] each. within: [cell, run], the squares of what seeds are off their mean by."""
     told = np.einsum("cij,cj->ci", fitted.precision, target)
     remains = fitted.variances**2 * (told**2 - np.einsum("cii->ci", fitted.precision)) + fitted.variances
     chances = np.exp(fitted.log_evidence - fitted.log_evidence.max())
-    mean = chances @ (remains / noise) / chances.sum()
-    return np.minimum((DEGREES + 1) / (DEGREES + mean), 1.0)
+    all_off, off = (chances @ squares / chances.sum() for squares in (remains / noise + within, within))
+    weights = np.minimum((DEGREES + 1 + runs.degrees) / (DEGREES + all_off), 1.0)
+    return weights, np.minimum((DEGREES_OF_SEEDS + runs.degrees) / (DEGREES_OF_SEEDS + off), 1.0)
 
 
 def _rows(x: Array, u: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.stages.estimates.observed import observations
 from batchscout.orchestrator.study.causes import Cause
@@ -13,16 +15,18 @@ from tests.support.lane_player import study_of
 BASE = base_trial(study_of(), None)
 
 
-def ran(study: Study, name: str, batch: int, rate: float, at_quarter: float, end: float | None) -> None:
+def ran(study: Study, name: str, batch: int, rate: float, at_quarter: float, end: float | None, seed: int = 0) -> None:
     """A run of 512 samples; end: None where it is cut at its first rung."""
+    candidate, name = name, f"{name}-s{seed}"
     changes = {
+        "seed": seed,
         "micro_batch_size": batch,
         "learning_rate": rate,
         "sample_budget": 512,
         "rungs": (128, 256),
         "evaluations": (128, 512),
     }
-    study.apply(proposed(Proposal(name, "train", BASE.model_copy(update=changes), candidate=name)))
+    study.apply(proposed(Proposal(name, "train", BASE.model_copy(update=changes), candidate=candidate)))
     study.apply(Started(id=name))
     study.apply(Evaluated(id=name, metrics={"samples_seen": 128, "val_loss": at_quarter}, rungs={128: at_quarter}))
     if end is None:
@@ -53,3 +57,12 @@ def test_where_none_of_its_batch_went_on_the_best_of_all_is_what_it_is_held_agai
     cut = next(one for one in observations(study.of_stage("train"), None) if one.effective_batch_size == 4)
     assert cut.loss is not None
     assert 5.17 < cut.loss < 5.17 + (6.49 - 6.02)
+
+
+def test_what_seeds_differ_by_is_told_of_those_that_were_all_run_to_their_end() -> None:
+    study = Study("s")
+    for seed, end in enumerate((5.0, 5.1, 5.5)):
+        ran(study, "whole", 8, 7e-4, 6.02, end, seed)
+        ran(study, "cut", 8, 2.5e-4, 6.49 + end, None, seed)
+    told = {one.learning_rate: (one.num_seeds, one.squares) for one in observations(study.of_stage("train"), None)}
+    assert told == {7e-4: (3, pytest.approx(0.2**2 + 0.1**2 + 0.3**2)), 2.5e-4: (3, None)}

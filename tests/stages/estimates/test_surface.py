@@ -160,6 +160,42 @@ def test_the_noise_is_told_from_runs_that_agree_with_no_smooth_surface() -> None
     assert quiet.seed_deviation < 0.5 * noisy.seed_deviation
 
 
+def of_seeds(truth: Truth, setting: Setting, num_seeds: int = 4) -> Observation:
+    losses = [truth.run(setting).loss or 0.0 for _ in range(num_seeds)]
+    squares = sum((loss - fmean(losses)) ** 2 for loss in losses)
+    return Observation(setting.effective_batch_size, setting.learning_rate, fmean(losses), num_seeds, squares)
+
+
+@pytest.mark.parametrize("deviation", [0.01, 0.15, 1.0])
+def test_what_several_seeds_differ_by_is_the_noise_however_far_that_is_from_the_usual(deviation: float) -> None:
+    truth = Truth(deviation=deviation)
+    surface = fit_to([of_seeds(truth, at(batch, u)) for batch in BATCHES for u in (-1, 0, 1)])
+    assert surface.seed_deviation == pytest.approx(deviation * LATE_GAIN, rel=0.4)
+
+
+def with_squares(deviation: float) -> list[Observation]:
+    """The same losses, of four seeds that differ by so many late gains."""
+    return [replace(one, num_seeds=4, squares=3 * (deviation * LATE_GAIN) ** 2) for one in some_runs()]
+
+
+def test_the_more_seeds_differ_the_less_is_known() -> None:
+    quiet, loud = fit_to(with_squares(0.05)), fit_to(with_squares(1.0))
+    assert loud.best_loss(32).std() > 1.5 * quiet.best_loss(32).std()
+    assert loud.regret(loud.best_setting()) > 1.5 * quiet.regret(quiet.best_setting())
+
+
+def test_one_setting_whose_seeds_differ_wildly_does_not_make_all_others_noisy() -> None:
+    runs = with_squares(0.05)
+    wild = [*runs[:-1], replace(runs[-1], squares=3 * LATE_GAIN**2)]
+    assert fit_to(wild).seed_deviation < 4 * fit_to(runs).seed_deviation
+
+
+def test_a_single_seed_measures_no_noise() -> None:
+    one, other = fit_to(some_runs()), fit_to([replace(run, squares=0.0) for run in some_runs()])
+    assert np.array_equal(one.of_rate, other.of_rate)
+    assert np.array_equal(one.noise, other.noise)
+
+
 def test_the_noise_may_grow_with_the_batch() -> None:
     runs = []
     for batch in BATCHES:
