@@ -114,7 +114,8 @@ class StageContext(Generic[Keys]):
             "sample_budget": budget,
             "evaluations": evenly_spaced(budget, self.config.evaluations),
         }
-        return TrialConfig.model_validate(dict(base) | (mode.changes(base) if mode else {}) | batch | changes)
+        trial = TrialConfig.model_validate(dict(base) | (mode.changes(base) if mode else {}) | batch | changes)
+        return _evaluated_before_its_first_rung(trial)
 
     def short_trial(self, split: Split, mode: Mode | None, steps: int, **changes: object) -> TrialConfig:
         """Return a run of so many optimizer steps at a constant learning rate that is not evaluated."""
@@ -126,3 +127,16 @@ class StageContext(Generic[Keys]):
             "schedule": {"type": "constant"},
         }
         return self.trial(split, mode, **(short | changes))
+
+
+EARLY_ENOUGH = 0.75
+"""What a run gains from an evaluation up to this share of its first rung on says by how much others may trail it there."""
+
+
+def _evaluated_before_its_first_rung(trial: TrialConfig) -> TrialConfig:
+    """Return the run, evaluated half way to its first rung, too, where none of its evaluations comes early enough: nobody is to be cut for
+    trailing by less than the best one gained meanwhile (decisions/verdicts.py)."""
+    half = trial.rungs[0] // 2 if trial.rungs else 0
+    if not half or min(trial.evaluations) <= EARLY_ENOUGH * trial.rungs[0]:
+        return trial
+    return trial.model_copy(update={"evaluations": (half, *trial.evaluations)})

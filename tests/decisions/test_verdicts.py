@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from batchscout.orchestrator.study.events import Evaluated, Promoted, Started, p
 from batchscout.orchestrator.study.messages import HeldLane
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal
-from batchscout.trainers.config import BranchPoint, Phase
-from tests.support.lane_player import steps_of, study_of
+from batchscout.trainers.config import BranchPoint, Phase, TrialConfig
+from tests.support.lane_player import play_stage, steps_of, study_of
 from tests.support.worlds import train_config
 
 STAGE = train_config().stages[0]
@@ -94,6 +95,23 @@ def test_who_trails_the_leader_by_less_than_its_latest_gain_is_not_cut(quarter: 
     decisions = judged(study, LATE)
     assert {name for name, action in decisions.items() if action == "go on"} == on
     assert {action for name, action in decisions.items() if name not in on} == {"stop"}
+
+
+@pytest.mark.parametrize("evaluations", [1, 2, 4, 5, 6, 8])
+def test_however_seldom_runs_are_evaluated_none_is_cut_for_trailing_by_less_than_the_leader_gains(
+    tmp_path: Path, evaluations: int
+) -> None:
+    """The higher rate ends lower, and trails at a quarter by a sixth of what the other has gained since an eighth."""
+
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        share, is_higher = samples / config.sample_budget, config.learning_rate > 1e-3
+        loss = 4 - share + is_higher * (0.04 - 0.08 * share)
+        return {"loss": loss, "val_loss": loss, "train_seconds": samples / 100}
+
+    rates = {"type": "grid", "micro_batch_size": [8], "learning_rate": [1e-3, 2e-3], "pruner": {"type": "asha"}}
+    config = study_of(stages=[rates], evaluations=evaluations)
+    study = play_stage(tmp_path / "journal.jsonl", config, "grid", world)
+    assert [str(trial.state) for trial in study.of_stage("grid")] == ["complete", "complete"]
 
 
 def verdict_on(losses: list[float], samples_seen: int, **changes: Any) -> str:

@@ -98,7 +98,7 @@ def train_config(**changes: Any) -> StudyConfig:
 
 def by_rate(config: TrialConfig, samples: int) -> dict[str, Any]:
     """Every learning rate ends elsewhere, in no order."""
-    loss = random.Random(str(config.learning_rate)).uniform(3, 4) + 2 * math.exp(-samples / 10)
+    loss = random.Random(str(config.learning_rate)).uniform(3, 4) + 2 * math.exp(-samples / 4)
     return {"loss": loss, "val_loss": loss, "tokens_per_second": 1000.0, "train_seconds": samples / 100}
 
 
@@ -122,7 +122,7 @@ def run_at(learning_rate: float) -> str:
 
 def field_curves(config: TrialConfig, samples: int) -> dict[str, Any]:
     """A curve per learning rate, the same however often it is asked; all fall so early that nobody catches up later."""
-    loss = FIELD[config.learning_rate] + 0.01 * config.seed + 2 * math.exp(-samples / 16)
+    loss = FIELD[config.learning_rate] + 0.01 * config.seed + 2 * math.exp(-samples / 8)
     return {
         "loss": loss, "val_loss": loss + 0.1, "tokens_per_second": 1000.0, "train_seconds": samples / 100,
         "peak_memory_bytes": MIB,
