@@ -587,7 +587,8 @@ def test_the_speed_of_samples_that_are_no_tokens_is_told_in_samples() -> None:
 
 
 def test_a_run_that_overfits_is_told_with_the_samples_at_which_its_loss_was_lowest() -> None:
-    found = of_a_curve(((1024, 3.0, 3.0), (2048, 2.5, 2.2), (4096, 2.9, 1.1)))
+    rising = (2560, 2.6, 2.0), (3072, 2.7, 1.7), (3584, 2.8, 1.4)
+    found = of_a_curve(((1024, 3.0, 3.0), (2048, 2.5, 2.2), *rising, (4096, 2.9, 1.1)))
     assert (
         " Warning: it overfits: validation loss was lowest after 2,048 samples (2.500) and rose to 2.900 while training loss "
         "fell from 2.200 to 1.100; a shorter run" in found.verdict
@@ -814,7 +815,8 @@ def test_what_was_compared_with_nothing_is_not_called_decided() -> None:
 
 
 def test_all_that_limits_an_answer_is_told_what_matters_most_first_and_what_was_measured_last() -> None:
-    found = of_a_curve(((256, 3.0, 2.9), (1024, 3.4, 2.0)), waited={"data_wait": 0.34})
+    rising = tuple((256 + 128 * step, 3.0 + 0.1 * step, 2.9 - 0.1 * step) for step in range(7))
+    found = of_a_curve(rising, waited={"data_wait": 0.34})
     assert [caveat.split(" ", 2)[:2] for caveat in found.answer.caveats] == [
         ["it", "overfits:"], ["the", "recommended"], ["measured", "with"],
     ]  # fmt: skip

@@ -15,6 +15,7 @@ import numpy as np
 
 from batchscout.orchestrator.stages.estimates import surface
 from batchscout.orchestrator.stages.estimates.ranking import ALIKE, PRIOR_DEGREES, Standing, late_gain
+from batchscout.orchestrator.stages.estimates.surface import Array
 from batchscout.orchestrator.study.trial import Metrics, Trial
 from batchscout.orchestrator.units import loss_text
 
@@ -105,10 +106,19 @@ class Overfitting:
         )
 
 
+EARLY = 0.5
+"""A run whose loss is lowest before this share of it is longer than it need be, whatever it is trained with."""
+CLEARLY = 4.0
+"""By so many deviations of an evaluation a loss has to rise: on a plateau of white noise 3 of 100 runs do so by chance, however often they
+are evaluated."""
+FEWEST_BENDS = 4
+"""Fewer do not tell what evaluations deviate by: a run of less than six evaluations is never said to overfit."""
+
+
 def overfitting_of(trial: Trial) -> Overfitting | None:
-    """Return where a run began to overfit; None where it did not by more than runs deviate from seed to seed."""
+    """Return where a run began to overfit; None where its validation loss did not clearly rise while its training loss fell."""
     points = _evaluations(trial)
-    if len(points) < 2:
+    if not _clearly_rises(np.array([_known(point, "val_loss") for point in points])):
         return None
     lowest, last = min(points, key=lambda point: _known(point, "val_loss")), points[-1]
     found = Overfitting(
@@ -122,31 +132,21 @@ def overfitting_of(trial: Trial) -> Overfitting | None:
     return found if rises and found.loss < found.loss_then else None
 
 
-EARLY = 0.5
-"""A run whose loss is lowest before this share of it is longer than it need be, whatever it is trained with."""
-CLEARLY = 4.0
-"""By so many deviations of an evaluation a loss has to rise: on a plateau of white noise 2 of 100 runs with 8 evaluations do so by chance."""
-
-
 def long_overfitting_of(standing: Standing) -> Overfitting | None:
-    """Return where the runs of a setting began to overfit, the first seed's, if that was in their first half and clearly so in each: what
-    they end at is then worse than what a part of them comes to, and says little of how fast the setting trains. None where it is not so."""
-    found = [overfitting_of(trial) for trial in standing.trials if _is_long_past_its_lowest(trial)]
-    return found[0] if len(found) == len(standing.trials) and all(found) else None
+    """Return where the runs of a setting began to overfit, the first seed's, if that was in the first half of each: what they end at is then
+    worse than what a part of them comes to, and says little of how fast the setting trains. None where it is not so."""
+    found = [one for one in map(overfitting_of, standing.trials) if one is not None]
+    early = [one for one in found if one.samples_seen <= EARLY * standing.config.sample_budget]
+    return found[0] if len(early) == len(standing.trials) else None
 
 
-def _is_long_past_its_lowest(trial: Trial) -> bool:
-    points = _evaluations(trial)
-    losses = np.array([_known(point, "val_loss") for point in points])
-    num_last = len(losses) // 4
-    if not num_last:
+def _clearly_rises(losses: Array) -> bool:
+    """True if the last quarter of the losses lies above the lowest as many by more than single losses deviate by."""
+    if len(losses) < FEWEST_BENDS + 2:
         return False
-    lowest = int(losses.argmin())
-    if _known(points[lowest], "samples_seen") > EARLY * trial.config.sample_budget:
-        return False
-    bends = np.abs(
-        np.diff(losses[lowest:], 2)
-    )  # a line has none; those of white noise have a deviation of sqrt(6) of its own
+    num_last, first = max(2, len(losses) // 4), min(int(losses.argmin()), len(losses) - FEWEST_BENDS - 2)
+    # A line has none; those of white noise have a deviation of sqrt(6) of its own.
+    bends = np.abs(np.diff(losses[first:], 2))
     deviation = 1.48 * float(np.median(bends)) / math.sqrt(6)
     lowest_mean = np.lib.stride_tricks.sliding_window_view(losses, num_last).mean(axis=1).min()
     return bool(losses[-num_last:].mean() - lowest_mean > CLEARLY * deviation)
