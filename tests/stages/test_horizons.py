@@ -23,13 +23,14 @@ from batchscout.orchestrator.stages.estimates.surface import Coordinates, Observ
 from batchscout.orchestrator.stages.horizons import HorizonsFindings
 from batchscout.orchestrator.stages.horizons.longer import BATCH_DRIFT, RATE_DRIFT, Carried, Ended, carried, room_for
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.study.events import FactsRead
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.state import Study
 from tests.support.example_study import tell
 from tests.support.lane_player import director_of, play_study, study_of
-from tests.support.loss_worlds import IDEAL, LossWorld
+from tests.support.loss_worlds import IDEAL, SMALL_IS_RIGHT, LossWorld
 from tests.support.outcome import found_by, recommendation_of
 
 BUDGET = 8192
@@ -225,6 +226,23 @@ def test_a_real_run_that_meets_its_samples_more_often_than_any_that_was_measured
     tell(study, FactsRead(facts=Facts(num_train_samples=num_samples)))
     caveats = answer(config, study)[1].answer.caveats
     assert any("leaves out what repetition and overfitting do there" in one for one in caveats) is is_told
+
+
+@pytest.mark.parametrize(("offset", "curvature", "factor", "stays"), [(1.0, 0.012, 64, True), (0.8, 0.05, 16, False)])
+def test_your_own_setting_is_left_for_one_that_is_likelier_better_than_not_at_the_real_runs_length(
+    tmp_path: Path, offset: float, curvature: float, factor: int, stays: bool
+) -> None:
+    """A higher rate is better for a run of the study's length; how much lower the best one of a longer run is is not known."""
+    config, study = played(tmp_path, replace(SMALL_IS_RIGHT, offset=offset, curvature=curvature), factor)
+    assert not found_by(study, TrainFindings).keeps_own
+    findings, recommendation = answer(config, study)
+    assert findings.keeps_own is stays
+    if stays:
+        assert (recommendation.effective_batch_size, recommendation.learning_rate) == (8, 1e-3)
+        assert "your own setting" in recommendation.answer.gain
+    else:
+        assert findings.time is not None
+        assert findings.time.p_better > 0.5
 
 
 def test_a_study_that_does_not_know_how_long_its_run_is_says_so(tmp_path: Path) -> None:

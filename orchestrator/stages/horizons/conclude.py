@@ -30,6 +30,8 @@ from batchscout.orchestrator.units import loss_text, number_text, share_text
 
 SAFE = 0.9
 """The probability with which a setting must train to be recommended where it need not have been run."""
+EVEN = 0.5
+"""Where the study has left the user's own setting, at its own length, it is left for the real run, too, if another is better with this probability."""
 NUM_LENGTHS = 9
 """At so many lengths, from the study's to the real run's, it is asked which batch is the best."""
 
@@ -79,7 +81,7 @@ def _findings(context: StageContext[Horizons], law: Carried, choice: Choice) -> 
     surface = law.at(math.log2(length_of(context)))
     best, own = surface.best_setting(SAFE), choice.own
     gain = gain_over(as_train, surface, best, own) if own else None
-    if own and gain and choice.is_own and (choice.overfitting or gain.p_better < LIKELY):
+    if own and gain and (choice.overfitting or gain.p_better < (LIKELY if choice.is_own else EVEN)):
         best, gain = setting_of(own.first), None
     batch = best.effective_batch_size
     candidate = next(one for one in lineup_of(as_train).candidates if one.split.effective_batch_size == batch)
