@@ -19,6 +19,8 @@ PRIOR_DEGREES = 2
 LEAST_GAIN, USUAL_GAIN = 0.01, 0.07
 """Shares of the loss: what counts as a late gain at least, and where no run was evaluated in its first half."""
 TINY = 1e-12
+NEAREST = 3
+"""By so many falls of a loss from one evaluation to the next it is told how long a fall takes: single ones are noise."""
 ALIKE = 0.004
 """Losses that differ by a smaller share of themselves are alike, however little the seeds make."""
 
@@ -131,11 +133,16 @@ def late_gain_of_scores(ranking: Sequence[Standing]) -> float:
 
 
 def _score_per_loss(ranking: Sequence[Standing]) -> float:
-    """Return by how much the score of the best changes where its loss changes by 1."""
+    """Return by how much the score of the best changes where its loss changes by 1. Of seconds it is the share that they grow by while its
+    loss falls by so much, at the evaluations nearest to the target; where none tells it, a late gain takes twice the time."""
     best = ranking[0]
-    return (
-        elasticity(ranking) * best.score / abs(best.val_loss) if best.val_loss and best.score != best.val_loss else 1.0
-    )
+    if best.score == best.val_loss:
+        return 1.0
+    points, at = [point for point in _evaluations(best.first) if point[1] > 0], math.log(max(best.score, TINY))
+    falls = [(before, after) for before, after in itertools.pairwise(points) if before[0] > after[0]]
+    nearest = sorted(falls, key=lambda fall: abs(math.log(fall[1][1]) - at))[:NEAREST]
+    shares = [abs(math.log(after[1] / before[1])) / (before[0] - after[0]) for before, after in nearest]
+    return best.score * (statistics.median(shares) if shares else math.log(2) / late_gain(ranking))
 
 
 def late_gain(ranking: Sequence[Standing]) -> float:
@@ -185,19 +192,6 @@ def projected_seconds_to(trial: Trial, target_loss: float) -> float:
         return math.inf
     (first, early), (last, late) = points
     return late * math.exp(min(50.0, (last - target_loss) / (first - last) * math.log(late / early)))
-
-
-def elasticity(ranking: Sequence[Standing]) -> float:
-    """Return by how many percent the score of the best changes where its loss changes by one: 1 where they are the
-    same."""
-    best = ranking[0]
-    if best.score == best.val_loss:
-        return 1.0
-    points = [point for point in _evaluations(best.first) if point[1] > 0]
-    steps = [
-        abs(math.log(b[1] / a[1]) / math.log(a[0] / b[0])) for a, b in itertools.pairwise(points) if a[0] > b[0] > 0
-    ]
-    return statistics.median(steps) if steps else 1.0
 
 
 def loss_at_samples(seeds: Sequence[Trial], samples_seen: int) -> float | None:
