@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import ClassVar, Literal
 
 from batchscout.orchestrator.config.mode import mode_of
@@ -20,7 +19,7 @@ from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
 from batchscout.orchestrator.stages.estimates.generalisation import Gap, Generalisation
-from batchscout.orchestrator.stages.estimates.ranking import Standing, standings, tie_width
+from batchscout.orchestrator.stages.estimates.ranking import Standing, luck_of_the_best, standings
 from batchscout.orchestrator.stages.figures import Figure
 from batchscout.orchestrator.stages.findings import concluded, found, winner_of
 from batchscout.orchestrator.stages.stage import Change, Stage
@@ -173,7 +172,7 @@ def conclude(context: StageContext[Regularization]) -> Conclusion:
     plain = next(one for one in ranking if one.name == source.candidate)
     by_name = {setting.candidate: setting for setting in _settings(context)}
     others = [one for one in ranking if one is not plain]
-    spread = _spread(ranking, len(others)) if others else None
+    spread = luck_of_the_best(ranking, len(others)) if others else None
     best = next((one for one in others[:1] if spread is not None and plain.val_loss - one.val_loss > spread), None)
     findings = RegularizationFindings(
         source=source.id,
@@ -184,13 +183,6 @@ def conclude(context: StageContext[Regularization]) -> Conclusion:
         winner=best.first.id if best else None,
     )
     return concluded(findings, _sentence(measured, gap, plain, findings), tuple(_notes(context, findings)))
-
-
-def _spread(ranking: Sequence[Standing], num_tried: int) -> float:
-    """Return by how much the best of so many settings may end lower by its seeds alone: as rarely as one setting by a
-    deviation, which is once in six."""
-    normal = NormalDist()
-    return normal.inv_cdf(normal.cdf(1) ** (1 / num_tried)) * tie_width(ranking)
 
 
 def _setting_run(setting: Setting, standing: Standing) -> SettingRun:

@@ -23,6 +23,7 @@ from batchscout.orchestrator.stages.branch import BranchFindings, PointFindings
 from batchscout.orchestrator.stages.branch.critical import growth
 from batchscout.orchestrator.stages.branch.ramps import doublings
 from batchscout.orchestrator.stages.context import StageContext
+from batchscout.orchestrator.stages.estimates.ranking import standings, tie_width
 from batchscout.orchestrator.stages.train import LearningRateFindings
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Concluded, Ended, Evaluated, RunBegan, proposed
@@ -350,6 +351,26 @@ def test_a_ramp_that_gains_nothing_is_not() -> None:
     assert recommended.evidence.trial == "train-m8k1-s0"
     assert "ramp" not in recommended.to_json()
     assert "grow" not in recommended.verdict
+
+
+def test_the_better_of_two_ramps_wins_by_more_than_seeds_make_a_single_one_lower() -> None:
+    config, known = played(replace(GROWING, half_speed_batch=0), seeds=SEEDS)
+
+    def wins(lower_by: float) -> bool:
+        """The linear ramp, where each of its seeds ends lower than the chosen run's by so much."""
+        for seed in SEEDS:
+            trial, chosen = known.trials[f"branch-linear-s{seed}"], known.trials[f"train-m8k1-s{seed}"]
+            lower = {"val_loss": chosen.measured("val_loss") - lower_by}
+            known.trials[trial.id] = replace(trial, metrics=trial.metrics | lower)
+        findings = branch.STAGE.conclude(context_of(config, known)).findings
+        assert isinstance(findings, dict)
+        return findings["winner"] == "branch-linear-s0"
+
+    wins(0.0)
+    full = [trial for trial in known.trials.values() if trial.is_full_run]
+    width = tie_width(standings(full))
+    assert not wins(1.2 * width)
+    assert wins(1.6 * width)
 
 
 def test_at_equal_samples_a_ramp_has_as_many() -> None:

@@ -11,7 +11,7 @@ from batchscout.orchestrator.stages.branch.findings import BranchFindings, Growt
 from batchscout.orchestrator.stages.branch.propose import ramp_name
 from batchscout.orchestrator.stages.branch.source import runs_before, source_of
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.estimates.ranking import Standing, seed_deviation, standings, tie_width
+from batchscout.orchestrator.stages.estimates.ranking import Standing, luck_of_the_best, seed_deviation, standings
 from batchscout.orchestrator.stages.findings import concluded
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.units import loss_text, number_text, seconds_text
@@ -26,7 +26,8 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
     chosen = next(one for one in ranking if source.trial.candidate == one.name)
     ramps = [one for one in ranking if one.config.ramp]
     kinds: dict[str, RampKind] = {ramp_name(kind): kind for kind in context.stage.ramps}
-    winner = next((one for one in ramps[:1] if _wins(one, chosen, tie_width(ranking))), None)
+    luck = luck_of_the_best(ranking, len(ramps)) if ramps else 0.0
+    winner = next((one for one in ramps[:1] if _wins(one, chosen, luck)), None)
     findings = BranchFindings(
         source=source.trial.id,
         points=points,
@@ -35,15 +36,15 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
         ramps=tuple(_ramp_run(kinds[one.name], one) for one in ramps),
         winner=winner.first.id if winner else None,
     )
-    sentence = "; ".join(filter(None, (_of_points(findings), _of_ramps(context, ramps, chosen, winner, ranking))))
+    sentence = "; ".join(filter(None, (_of_points(findings), _of_ramps(context, ramps, chosen, winner, luck))))
     return concluded(findings, sentence, (*source.left_out, *_notes(context, findings)))
 
 
-def _wins(ramp: Standing, chosen: Standing, width: float) -> bool:
+def _wins(ramp: Standing, chosen: Standing, luck: float) -> bool:
     """True if a ramp is better than the chosen run by more than the seeds alone may make."""
     if ramp.reached != chosen.reached:
         return ramp.reached
-    return ramp.score < chosen.score - width
+    return ramp.score < chosen.score - luck
 
 
 def _ramp_run(kind: RampKind, standing: Standing) -> RampRun:
@@ -86,12 +87,11 @@ def _of_ramps(
     ramps: Sequence[Standing],
     chosen: Standing,
     winner: Standing | None,
-    ranking: Sequence[Standing],
+    luck: float,
 ) -> str:
     if not ramps:
         return ""
-    width = tie_width(ranking)
-    spread = seconds_text(width) if context.config.target_loss is not None else f"{loss_text(width)}"
+    spread = seconds_text(luck) if context.config.target_loss is not None else loss_text(luck)
     told = ", ".join(f"the {one.first.role} {_ending(context, one)}" for one in ramps)
     who = "no ramp" if winner is None else f"the {winner.first.role}"
     return f"{told}, the chosen run {_ending(context, chosen)}: {who} wins by more than the seeds' spread ({spread})"

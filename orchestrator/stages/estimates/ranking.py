@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -125,6 +126,13 @@ def tie_width(ranking: Sequence[Standing]) -> float:
     """Return the difference of two scores that the seeds alone may make: the deviation of a difference of two means."""
     num_seeds = min(len(one.trials) for one in ranking)
     return math.sqrt(2 / num_seeds) * seed_deviation(ranking) * _score_per_loss(ranking)
+
+
+def luck_of_the_best(ranking: Sequence[Standing], num_tried: int) -> float:
+    """Return by how much the best of so many changes to a run may beat it by its seeds alone: as rarely as a single one does by `tie_width`,
+    which is once in six."""
+    normal = NormalDist()
+    return normal.inv_cdf(normal.cdf(1) ** (1 / num_tried)) * tie_width(ranking)
 
 
 def late_gain_of_scores(ranking: Sequence[Standing]) -> float:

@@ -15,6 +15,7 @@ from batchscout.orchestrator.stages.estimates.ranking import (
     goodput,
     late_gain,
     late_gain_of_scores,
+    luck_of_the_best,
     projected_seconds_to,
     seconds_to,
     seed_deviation,
@@ -168,6 +169,15 @@ def test_a_target_is_tied_by_the_seconds_that_the_seeds_difference_in_loss_takes
     fall = curve(*((seconds, 3.0 * (seconds / 100) ** -0.2) for seconds in (10, 20, 40, 80, 100)))
     ranking = standings([trial("a", 3.0, history=fall)], target_loss=3.0)
     assert tie_width(ranking) == pytest.approx(math.sqrt(2) * 5 * NOISE * 100, rel=0.15)
+
+
+@pytest.mark.parametrize("num_tried", [1, 2, 4])
+def test_of_several_changes_that_change_nothing_the_best_wins_as_rarely_as_one_does(num_tried: int) -> None:
+    noise = random.Random(0)
+    ranking = standings([trial("a", 3.0), trial("b", 3.0)])
+    luck = luck_of_the_best(ranking, num_tried) / tie_width(ranking)
+    lowest = [min(noise.gauss(0, 1) for _ in range(num_tried)) for _ in range(4000)]
+    assert sum(one < -luck for one in lowest) / len(lowest) == pytest.approx(0.16, abs=0.02)
 
 
 def test_a_tie_is_settled_by_the_smaller_effective_batch_and_a_protected_one_first() -> None:
