@@ -21,7 +21,7 @@ from batchscout.orchestrator.stages.no_answer import why_none
 from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Proposal
-from batchscout.orchestrator.units import loss_text
+from batchscout.orchestrator.units import loss_text, seconds_text
 from batchscout.trainers.config import ActivationCheckpointing, Compile, Split
 
 
@@ -100,13 +100,15 @@ def _runs_of(context: StageContext[Grid], point: _Point, split: Split) -> list[P
 
 
 def conclude(context: StageContext[Grid]) -> Conclusion:
-    ranking = standings(context.trials())
+    ranking = standings(context.trials(), context.config.target_loss)
     notes = tuple(f"skipped: {reason}" for reason in skipped(context))
     if why := why_none(context.trials()):
         return Conclusion("grid", ok=False, reason=why, notes=notes)
     winner = settle(ranking)
     name = names_of([one.first for one in ranking])[winner.first.id]
-    reason = f"{name} ends at val loss {loss_text(winner.val_loss)}, best of {len(ranking)}"
+    sooner = context.config.target_loss is not None and winner.reached
+    first = f"reaches the target after {seconds_text(winner.score)} and " if sooner else ""
+    reason = f"{name} {first}ends at val loss {loss_text(winner.val_loss)}, best of {len(ranking)}"
     return concluded(GridFindings(winner.first.id, winner.val_loss), reason, notes)
 
 

@@ -164,7 +164,7 @@ def test_a_rate_that_diverged_bounds_the_grid_so_the_best_beside_it_is_not_on_th
 
 def test_where_no_run_comes_near_the_target_the_lowest_one_is_the_best() -> None:
     known = Known({"type": "learning_rate", **NO_PRUNER}, objective="target", target_loss=1.0)
-    for loss, name in enumerate(known.ids(), start=3):
+    for loss, name in enumerate(reversed(known.ids()), start=3):
         known.end(name, val_loss=float(loss))
     found = known.found(LearningRateFindings)
     assert known.study.trials[found.winner].metric("val_loss") == 3.0

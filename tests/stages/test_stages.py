@@ -290,6 +290,18 @@ def test_a_point_larger_than_the_budget_is_skipped_with_both_numbers() -> None:
     assert "512" in reason
 
 
+def test_to_a_target_the_point_that_reaches_it_first_wins_though_another_ends_lower() -> None:
+    stage = {"type": "grid", "micro_batch_size": [8], "learning_rate": [1e-3, 2e-3, 4e-3]}
+    known = Known(stage, objective="target", target_loss=3.0)
+    for name, reached, end in zip(known.ids(), (40.0, 10.0, 30.0), (2.0, 2.8, 2.9), strict=True):
+        known.end(name, val_loss=end)
+        seconds = {reached - 1: 3.5, reached: 3.0, 50.0: end}
+        history = tuple({"train_seconds": at, "val_loss": loss} for at, loss in seconds.items())
+        known.study.trials[name] = replace(known.study.trials[name], history=history)
+    assert known.found(grid.GridFindings).winner == "grid-m8k1-none-lr0.002"
+    assert "reaches the target after 10 s and ends at val loss 2.800" in known.conclude().reason
+
+
 # All of them
 
 

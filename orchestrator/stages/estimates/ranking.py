@@ -75,7 +75,7 @@ def standings(trials: Sequence[Trial], target_loss: float | None = None) -> list
         for name, seeds in by_candidate(trials).items()
         if all(t.state is TrialState.COMPLETE and t.metric("val_loss") is not None for t in seeds)
     ]
-    return sorted(finished, key=lambda standing: (not standing.reached, standing.score))
+    return sorted(finished, key=lambda standing: (not standing.reached, standing.score, standing.val_loss))
 
 
 def _standing(name: str, seeds: list[Trial], target_loss: float | None) -> Standing:
@@ -116,9 +116,12 @@ def settle(ranking: Sequence[Standing]) -> Standing:
 def tied_with_best(ranking: Sequence[Standing]) -> list[Standing]:
     """Return the best, and those that the seeds alone may have put behind it.
 
-    Who never reached the target is not tied with who did, however soon its loss is projected to.
+    Who never reached the target is not tied with who did, however soon its loss is projected to. Where none comes near it, no two are tied.
     """
-    best, width = ranking[0], tie_width(ranking)
+    best = ranking[0]
+    if math.isinf(best.score):
+        return [best]
+    width = tie_width(ranking)
     return [one for one in ranking if one.reached == best.reached and one.score <= best.score + width]
 
 

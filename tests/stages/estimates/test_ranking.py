@@ -255,6 +255,6 @@ def test_who_never_reaches_the_target_does_not_tie_with_who_does() -> None:
     assert settle(ranking).name == "fast"
 
 
-def test_where_nobody_reaches_the_target_a_winner_is_still_settled() -> None:
-    trials = [trial("a", 3.4, history=curve((10, 3.4))), trial("b", 3.3, history=curve((10, 3.3)))]
-    assert settle(standings(trials, target_loss=3.0)).name in ("a", "b")
+def test_where_nobody_comes_near_the_target_the_lowest_loss_is_settled_for() -> None:
+    trials = [trial(name, loss, history=curve((10, loss))) for name, loss in (("a", 3.4), ("b", 3.3), ("c", 3.5))]
+    assert settle(standings(trials, target_loss=3.0)).name == "b"
