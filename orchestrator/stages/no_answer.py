@@ -37,9 +37,11 @@ def why_none(trials: Sequence[Trial]) -> str | None:
     if not trials:
         return "undetermined: nothing was run"
     if all_diverged(trials):
+        lost = [one for one in trials if one.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)]
+        first = f"; mend first what ended {lost[0].id} ({lost[0].how_it_ended})" if lost else ""
         return (
-            f"nothing trains: {_tried(trials)}, and all that ended by themselves diverged. If a run at the lowest rate was among them, "
-            f"{NOT_THE_RATE}; else lower optimizer.lr further"
+            f"nothing trains: {_tried(trials)}{first}, and all {'others ' if lost else ''}that ended by themselves diverged. If a run at the lowest "
+            f"rate was among them, {NOT_THE_RATE}; else lower optimizer.lr further"
         )
     return f"undetermined: {_tried(trials)}, and none finished with every seed; see the trials' reasons"
 
@@ -53,8 +55,7 @@ def _tried(trials: Sequence[Trial]) -> str:
 
 def _why_nothing_is_learned(complete: Sequence[Trial]) -> str | None:
     """Return that every run ended at the loss at which it began, whatever its batch and learning rate; None where not."""
-    losses = [loss for trial in complete for point in trial.history if (loss := point.get("val_loss")) is not None]
-    losses += [trial.measured("val_loss") for trial in complete]
+    losses = [loss for trial in complete for loss in _losses(trial)]
     if len(losses) < 2 or max(losses) - min(losses) > SAME_LOSS * max(map(abs, losses)):
         return None
     return (
@@ -62,3 +63,9 @@ def _why_nothing_is_learned(complete: Sequence[Trial]) -> str | None:
         "the loss depends on the model's parameters, whether those are the ones that train (requires_grad), whether the validation "
         "data have targets, and whether optimizer.lr is far too low"
     )
+
+
+def _losses(trial: Trial) -> list[float]:
+    """Return the validation loss of every evaluation, the last of which is the trial's own; that one alone where none is known."""
+    known = [loss for point in trial.history if (loss := point.get("val_loss")) is not None]
+    return known or [trial.measured("val_loss")]

@@ -336,3 +336,22 @@ def test_a_stage_of_whose_runs_none_finished_is_undetermined(stage: str) -> None
         known.end(name, "failed", "lost")
     assert not known.conclude().ok
     assert known.conclude().reason.startswith("undetermined:")
+
+
+@pytest.mark.parametrize(("num_runs", "learned"), [(1, True), (2, False)])
+def test_a_single_loss_is_not_one_that_stays_as_it_was(num_runs: int, learned: bool) -> None:
+    rates = [1e-3, 2e-3][:num_runs]
+    known = Known({"type": "grid", "micro_batch_size": [8], "learning_rate": rates}, evaluations=1)
+    for name in known.ids():
+        known.end(name, val_loss=3.1)
+        trial = known.study.trials[name]
+        known.study.trials[name] = replace(trial, history=({"samples_seen": 512, "val_loss": 3.1},))
+    assert known.conclude().ok is learned
+
+
+def test_where_runs_failed_beside_those_that_diverged_their_error_is_named() -> None:
+    known = Known({"type": "grid", "micro_batch_size": [8], "learning_rate": [1e-3, 2e-3]})
+    diverged, failed = known.ids()
+    known.end(diverged, "pruned", "the loss is nan in step 3", Cause.DIVERGED)
+    known.end(failed, "failed", "KeyError: 'labels'", Cause.FAILED)
+    assert f"mend first what ended {failed} (failed: KeyError: 'labels')" in known.conclude().reason
