@@ -29,7 +29,6 @@ from batchscout.orchestrator.stages.train import (
     loss_deviation,
     train_findings,
 )
-from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
 from batchscout.orchestrator.units import loss_text, number_text
@@ -160,7 +159,7 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
         rule=rule,
         train=of_all,
     )
-    notes = (_warn(best, tested, trials),) if on_edge else ()
+    notes = (_warn(best, tested),) if on_edge else ()
     return concluded(findings, _sentence(best, ranking, rule) + _elsewhere(context.study.trials[winner], best), notes)
 
 
@@ -201,11 +200,10 @@ def _how_the_rule_did(best: Standing, ranking: list[Standing], rule: float) -> s
     return f"it is {ratio:.2g} x the scaling rule's {rule:.3g}{cost}"
 
 
-def _warn(best: Standing, tested: list[float], trials: list[Trial]) -> str:
+def _warn(best: Standing, tested: list[float]) -> str:
     side = "low" if best.config.learning_rate == tested[0] else "high"
-    diverged = any(trial.cause is Cause.DIVERGED for trial in trials)
-    remedy = "higher ones diverged" if diverged and side == "high" else "widen the multipliers on that side"
-    return f"the best learning rate lies on the {side} edge of the grid ({tested[0]:.3g} to {tested[-1]:.3g}): {remedy}"
+    grid = f"{tested[0]:.3g} to {tested[-1]:.3g}"
+    return f"the best learning rate lies on the {side} edge of the grid ({grid}): widen the multipliers on that side"
 
 
 def describe(context: StageContext[LearningRate]) -> list[str]:

@@ -162,6 +162,16 @@ def test_a_rate_that_diverged_bounds_the_grid_so_the_best_beside_it_is_not_on_th
     assert not known.waiting(), "nothing beyond it is tried"
 
 
+def test_a_lower_rate_that_diverged_says_nothing_of_those_beyond_the_highest() -> None:
+    known = learning_rate_of({"0.71": 3.2, "1.41": 2.9, "2": 2.8})
+    known.end("learning_rate-x0.5", "pruned", "the loss is nan in step 9", Cause.DIVERGED)
+    for number in range(MOST_EXTENSIONS):
+        known.end(known.waiting()[0].id, val_loss=2.7 - 0.1 * number)
+    assert known.found(LearningRateFindings).on_edge
+    assert "high edge of the grid" in known.conclude().notes[0]
+    assert "widen the multipliers" in known.conclude().notes[0]
+
+
 def test_where_no_run_comes_near_the_target_the_lowest_one_is_the_best() -> None:
     known = Known({"type": "learning_rate", **NO_PRUNER}, objective="target", target_loss=1.0)
     for loss, name in enumerate(reversed(known.ids()), start=3):

@@ -676,6 +676,18 @@ def test_who_leads_at_equal_samples_is_said_where_it_is_another_batch(tmp_path: 
     assert not any(note.startswith("at equal samples") for note in small.conclusions["train"].notes)
 
 
+def test_where_all_train_on_as_many_samples_none_of_their_schedules_had_yet_to_end(tmp_path: Path) -> None:
+    """Another ends lower than the setting that is kept, by less than is sure."""
+    _, known = played(tmp_path, FLAT, slightly_better_at_16, objective="samples")
+    assert findings_of(known).keeps_own
+    assert not any(note.startswith("at equal samples") for note in known.conclusions["train"].notes)
+
+
+def slightly_better_at_16(config: TrialConfig, samples: int) -> dict[str, Any]:
+    point = FLAT(config, samples)
+    return point | {"val_loss": point["val_loss"] * (0.994 if config.effective_batch_size == 16 else 1.0)}
+
+
 def test_how_goodput_did_is_told_beside_the_order_that_came_out(tmp_path: Path) -> None:
     def told(goodput: dict[int, float]) -> str:
         config = study()

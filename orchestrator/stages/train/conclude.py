@@ -142,8 +142,11 @@ def _repeated(context: StageContext[Train], ranking: Sequence[Standing]) -> list
 
 
 def _at_equal_samples(ranking: Sequence[Standing], winner: Standing) -> list[str]:
-    """Return who leads at equal samples by more than is told apart, where that is another batch than at equal time."""
-    fewest = min(one.config.sample_budget for one in ranking)
+    """Return who leads at equal samples by more than is told apart, where that is another batch than at equal time; nothing where all trained
+    on as many."""
+    fewest, most = (of(one.config.sample_budget for one in ranking) for of in (min, max))
+    if fewest == most:
+        return []
     losses = {one.name: loss_at_samples(one.trials, fewest) for one in ranking}
     known = {name: loss for name, loss in losses.items() if loss is not None}
     leader = min(ranking, key=lambda one: known.get(one.name, math.inf))
