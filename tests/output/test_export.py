@@ -854,7 +854,7 @@ def test_the_last_step_of_a_pass_is_told_where_steps_are_counted_and_only_there(
 
 
 def test_weights_and_decay_are_told_to_whoever_has_no_trainer_yet() -> None:
-    for told in ("dtype=torch.float32", "decayed the parameters of two or more dimensions"):
+    for told in ("dtype=torch.float32", "decayed those of two or more dimensions"):
         assert told in export(recommendation(), "hf")
         assert told not in export(of_trainer(), "hf")
 
@@ -955,7 +955,19 @@ def test_no_export_needs_what_only_a_study_has(to: str) -> None:
     assert "batchscout." not in text
     if to in ("torch", "accelerate"):
         assert isinstance(run(text, {})["build_optimizer"](torch.nn.Linear(2, 2)), torch.optim.AdamW)
-        assert "the study's optimizer had the parameter groups that your own code makes" in text
+
+
+@for_every(to=[*TARGETS, "script"], library=["transformers", "trl", "lightning", "script"])
+def test_other_parameter_groups_than_the_users_own_are_told_wherever_these_are_not_given_back(
+    to: str, library: str
+) -> None:
+    gives_back = {"hf": "transformers", "trl": "trl", "lightning": "lightning", "script": library}
+    own = TRAINER | {"library": library}
+    text = export(of_trainer(own, script=SCRIPT), to)
+    assert ("parameter groups that your own code makes" in text) == (gives_back.get(to) != library)
+    assert "decayed those of two or more dimensions" not in text, "its own groups say what they decay"
+    eight_bits = of_trainer(own, script=SCRIPT, optimizer={"type": "adamw_8bit", "param_groups": GROUPS})
+    assert ("parameter groups that" in export(eight_bits, to)) == (gives_back.get(to) != library or to == "lightning")
 
 
 SCRIPT = {

@@ -10,7 +10,7 @@ from batchscout.orchestrator.output.exports.notes import (
     text_of,
     tokens_note,
 )
-from batchscout.orchestrator.output.exports.optimizer_lines import groups_note, recipe_lines
+from batchscout.orchestrator.output.exports.optimizer_lines import recipe_lines
 from batchscout.orchestrator.output.exports.schedule_lines import phase_lines
 from batchscout.orchestrator.output.recommendation import Recommendation
 
@@ -21,7 +21,7 @@ def written(r: Recommendation) -> str:
     """Return a loop, since Accelerate has no other place for it: its gradient is the study's, whatever samples hold."""
     return text_of(
         r,
-        [*groups_note(r), *_notes(r)],
+        _notes(r),
         [
             "import itertools",
             "import math",

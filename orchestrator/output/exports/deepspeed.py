@@ -7,7 +7,7 @@ import json
 from pydantic import JsonValue
 
 from batchscout.orchestrator.output.exports.counted import batches_of, decay_steps, max_steps, steps_of, warmup_steps
-from batchscout.orchestrator.output.exports.notes import cannot_be_said, header_of, table_note, tokens_note
+from batchscout.orchestrator.output.exports.notes import cannot_be_said, decay_note, header_of, table_note, tokens_note
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
@@ -57,7 +57,7 @@ def _deepspeed_schedule(r: Recommendation) -> dict[str, JsonValue]:
 def _deepspeed_notes(r: Recommendation) -> list[str]:
     notes = [
         f"DeepSpeed takes no number of steps: end your loop after {max_steps(r)} optimizer steps",
-        "DeepSpeed decays every parameter; the study decayed those of two or more dimensions: pass it two groups",
+        *decay_note(r, "DeepSpeed decays every parameter, unless you pass it two groups"),
         "DeepSpeed averages over micro-batches: right only where each holds equally many targets",
         f"the seed ({r.seed}) is set in your script",
         *(

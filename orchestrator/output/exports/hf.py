@@ -39,6 +39,7 @@ def written(r: Recommendation) -> str:
             ")",
             *adapter_lines(r, "model = get_peft_model(model, ", ")", "LoraConfig, get_peft_model"),
         ],
+        has_own_groups=bool(own_arguments(r, "transformers")),
     )
 
 
@@ -122,9 +123,7 @@ def arguments_notes(r: Recommendation, target: str, library: Library) -> list[st
             "the study's weights were float32: where you load the model by from_pretrained, give it dtype=torch.float32"
         )
         if r.optimizer.weight_decay:
-            notes.append(
-                "the study decayed the parameters of two or more dimensions; transformers goes by names, and decays all but biases and norms"
-            )
+            notes += decay_note(r, "transformers goes by names, and decays all parameters but biases and norms")
     if not _goes_by_epochs(r, own):
         notes += passes_note(r, target)
     factor = r.own_run.rate_factor if own and r.own_run else 1.0

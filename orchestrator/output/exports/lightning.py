@@ -49,6 +49,7 @@ def written(r: Recommendation) -> str:
             f"micro_batch_size = {r.micro_batch_size}  # DataLoader(..., batch_size=micro_batch_size)",
             *([] if its_own else _configure_optimizers(r)),
         ],
+        has_own_groups=its_own,
     )
 
 

@@ -12,7 +12,8 @@ from batchscout.trainers.knobs import in_words, knob
 from batchscout.trainers.sources.settings import GROUPS
 
 
-def header_of(r: Recommendation) -> list[str]:
+def header_of(r: Recommendation, *, has_own_groups: bool = False) -> list[str]:
+    """Return what is told in every export. has_own_groups: whether its target makes the parameter groups of the user's own code."""
     lines = r.answer.lines().items()
     said = [f"{label} {text}" for label, text in lines if not text.startswith("batchscout export ")]  # this is that
     batch = r.effective_batch_size
@@ -33,11 +34,7 @@ def header_of(r: Recommendation) -> list[str]:
         f"steps are {counted}: budget {r.sample_budget} -> {max_steps(r)}, warm-up {r.warmup_samples} -> "
         f"{warmup_steps(r)}",
         *(["its float32 is TF32: call torch.set_float32_matmul_precision('high')"] if r.allow_tf32 else []),
-        *(
-            [f"the optimizer's parameters are in the groups of {groups}"]
-            if (groups := r.optimizer.param_groups) and groups != GROUPS
-            else []
-        ),
+        *_groups_note(r.optimizer.param_groups, has_own_groups=has_own_groups),
         *_length_notes(r),
         *_knob_notes(r),
         *(
@@ -46,6 +43,22 @@ def header_of(r: Recommendation) -> list[str]:
         ),
         *_kept_notes(r),
     ]
+
+
+def _groups_note(groups: str | None, *, has_own_groups: bool) -> list[str]:
+    """Return in which groups the optimizer's parameters were, where those were not this project's own."""
+    if groups is None or (groups == GROUPS and has_own_groups):
+        return []
+    if groups != GROUPS:
+        return [f"the optimizer's parameters are in the groups of {groups}"]
+    return [
+        "the study's optimizer had the parameter groups that your own code makes, which may have rates of their own; here are others: put yours there"
+    ]
+
+
+def decay_note(r: Recommendation, said: str) -> list[str]:
+    """Return that a target decays other parameters than the study did, which had this project's own groups."""
+    return [] if r.optimizer.param_groups else [f"{said}; the study decayed those of two or more dimensions"]
 
 
 def _length_notes(r: Recommendation) -> list[str]:
@@ -166,6 +179,7 @@ def table_note(r: Recommendation, target: str) -> list[str]:
     ]
 
 
-def text_of(r: Recommendation, notes: list[str], lines: list[str]) -> str:
-    """Return the lines below comments: the answer, and the notes."""
-    return "\n".join([*(f"# {note}" for note in [*header_of(r), *notes]), *lines]) + "\n"
+def text_of(r: Recommendation, notes: list[str], lines: list[str], *, has_own_groups: bool = False) -> str:
+    """Return the lines below comments: the answer, and the notes. has_own_groups: as of `header_of`."""
+    told = [*header_of(r, has_own_groups=has_own_groups), *notes]
+    return "\n".join([*(f"# {note}" for note in told), *lines]) + "\n"

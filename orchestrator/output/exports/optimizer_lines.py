@@ -8,15 +8,6 @@ from batchscout.trainers.config import OptimizerConfig
 from batchscout.trainers.sources.settings import GROUPS
 
 
-def groups_note(r: Recommendation) -> list[str]:
-    """Return where the parameters are in other groups than in the study."""
-    if r.optimizer.param_groups != GROUPS:
-        return []
-    return [
-        "the study's optimizer had the parameter groups that your own code makes; below are others: put yours there"
-    ]
-
-
 def recipe_lines(r: Recommendation) -> list[str]:
     """Return the two functions that a loop takes its learning rate and its optimizer from."""
     return [

@@ -34,7 +34,7 @@ def written(r: Recommendation) -> str:
         is_rate = flag == script.flags.get("learning_rate")
         values[flag] = f"{factor * r.learning_rate:.4g}" if is_rate else str(max(1, round(factor * max_steps(r))))
     command = [*_python(r, script), *with_values(script.args, values)]
-    return text_of(r, [*lost, *_by_hand(r, script)], [shlex.join(command)])
+    return text_of(r, [*lost, *_by_hand(r, script)], [shlex.join(command)], has_own_groups=True)
 
 
 def _python(r: Recommendation, script: Script) -> list[str]:

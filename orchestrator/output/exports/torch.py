@@ -10,7 +10,7 @@ from batchscout.orchestrator.output.exports.notes import (
     tokens_note,
     without_ramp,
 )
-from batchscout.orchestrator.output.exports.optimizer_lines import groups_note, recipe_lines
+from batchscout.orchestrator.output.exports.optimizer_lines import recipe_lines
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
@@ -19,7 +19,7 @@ def written(r: Recommendation) -> str:
     r, lost = without_ramp(r, "this loop")
     return text_of(
         r,
-        [*lost, *groups_note(r), *_notes(r)],
+        [*lost, *_notes(r)],
         [
             "import itertools",
             "import math",

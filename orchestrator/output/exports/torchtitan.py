@@ -8,7 +8,14 @@ import math
 from pydantic import JsonValue
 
 from batchscout.orchestrator.output.exports.counted import max_steps, warmup_steps
-from batchscout.orchestrator.output.exports.notes import cannot_be_said, table_note, text_of, tokens_note, without_ramp
+from batchscout.orchestrator.output.exports.notes import (
+    cannot_be_said,
+    decay_note,
+    table_note,
+    text_of,
+    tokens_note,
+    without_ramp,
+)
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import ActivationCheckpointing, Schedule
 
@@ -63,7 +70,7 @@ def _torchtitan_notes(r: Recommendation) -> list[str]:
         "torchtitan 0.2.2, --job.config_file; its main branch since configures in Python and counts the batch in tokens",
         "set training.seq_len to the sequence length of the study's data",
         *table_note(r, "torchtitan"),
-        "torchtitan decays every parameter; the study decayed those of two or more dimensions",
+        *decay_note(r, "torchtitan decays every parameter"),
     ]
     notes += tokens_note(
         r, "torchtitan packs its text into rows of seq_len tokens, and knows no samples of uneven length"

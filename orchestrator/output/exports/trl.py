@@ -17,12 +17,13 @@ def written(r: Recommendation) -> str:
     """Return a call that also says what TRL would otherwise do by itself: bfloat16, checkpointing, cut samples."""
     r, lost = without_ramp(r, "SFTConfig")
     # What a sample is, is the Trainer's own to say where one was studied.
-    samples = {} if own_arguments(r, "trl") else {"max_length": None, "packing": False}
+    own = own_arguments(r, "trl")
+    samples = {} if own else {"max_length": None, "packing": False}
     keys = {"bf16": False} | arguments_of(r, "trl") | samples
     notes = [*lost, *arguments_notes(r, "SFTConfig", "trl"), *(_NOTES if samples else ())]
     adapters = adapter_lines(r, "peft_config = ", "  # SFTTrainer(peft_config=peft_config)", "LoraConfig")
     lines = ["from trl import SFTConfig", "", "args = SFTConfig(", *argument_lines(keys), ")", *adapters]
-    return text_of(r, notes, lines)
+    return text_of(r, notes, lines, has_own_groups=bool(own))
 
 
 _NOTES = (
