@@ -123,10 +123,11 @@ class Script:
     script: str
     args: tuple[str, ...]
     flags: dict[str, str]
-    """Its own, by the key that they set: learning_rate, micro_batch_size, gradient_accumulation_steps, steps."""
+    """Its own, by the key that they set: learning_rate, micro_batch_size, gradient_accumulation_steps, steps; samples_per_step, the batch of
+    one rank, or micro_batches, those of the run, where a flag counts these."""
     factors: dict[str, float] = field(default_factory=dict)
-    """By the flag, what it is of the learning rate of the first parameter group, or of the run's steps, where it counts those of a part of
-    the schedule."""
+    """By the flag, what it is of the learning rate of the first parameter group, or of the run's steps (or micro-batches, where a flag counts
+    these), where it counts those of a part of the schedule."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -1045,3 +1045,94 @@ def test_a_command_that_counts_passes_is_told_how_many_more_the_real_run_takes()
     found = replace(recommendation(script=SCRIPT, real_run=REAL, **keys), own_run=own)
     assert "give it 4 times as many passes over the data" in export(found, "script")
     assert "as many passes" not in export(replace(found, real_run=None), "script")
+
+
+def of_script(own: OwnRun, *words: str, **changes: Any) -> tuple[str, str]:
+    """The notes as running text, and the command: of a script that was called so. changes: of the script, and of the answer."""
+    told = {key: changes.pop(key) for key in ("flags", "factors") if key in changes}
+    script = {"script": "train.py", "args": [*words], "flags": {}, **told}
+    keys: dict[str, JsonValue] = {
+        "world_size": 1, "micro_batch_size": 16, "gradient_accumulation_steps": 1, "effective_batch_size": 16, "learning_rate": 5e-4,
+        "script": script, "schedule": {"type": "cosine"}, "warmup_samples": 0,
+    }  # fmt: skip
+    *notes, command = export(replace(recommendation(**(keys | changes)), own_run=own), "script").splitlines()
+    return " ".join(line.lstrip("# ") for line in notes), command
+
+
+def watched_run(samples: int, micro_batch: int, accumulation: int = 1, **changes: Any) -> OwnRun:
+    recipe = {"batch": {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}}
+    cosine = Schedule(type="cosine")
+    return OwnRun("script", samples, micro_batch * accumulation, schedule=cosine, recipe=recipe, **changes)
+
+
+def test_a_command_has_one_rate_where_an_earlier_version_has_stored_a_factor_of_its_long_name_too() -> None:
+    names = {"flags": {"learning_rate": "-lr"}, "factors": {"--learning-rate": 10.0, "-lr": 10.0, "--warmup": 0.1}}
+    own = watched_run(16_000, 16, in_steps=True)
+    told, command = of_script(own, "-lr", "0.01", **names)
+    assert command == "python train.py -lr 0.005 --warmup 100"
+    assert "--learning-rate" not in told
+
+
+@pytest.mark.parametrize("library", ["script", "transformers", "lightning"])
+@pytest.mark.parametrize(("own", "taken"), [(4, 1), (4, 8), (1, 4), (4, 4), (1, 1)])
+def test_an_accumulation_that_is_hard_coded_is_told_wherever_the_answer_has_another(
+    own: int, taken: int, library: Any
+) -> None:
+    run = replace(watched_run(64_000, 16, own), library=library)
+    split = {"gradient_accumulation_steps": taken, "effective_batch_size": 16 * taken}
+    told, _ = of_script(run, flags={"micro_batch_size": "--batch-size"}, **split)
+    assert ("train.py has no flag for accumulation" in told) == (own != taken)
+    assert (f"has {own} micro-batches in a step" in told) == (own > 1 and own != taken)
+    after = "after each micro-batch" if taken == 1 else f"after every {taken} micro-batches"
+    assert (after in told) == (own != taken)
+    with_flag, command = of_script(run, flags={"gradient_accumulation_steps": "--accum"}, **split)
+    assert "no flag for accumulation" not in with_flag
+    assert command.endswith(f"--accum {taken}")
+
+
+@pytest.mark.parametrize(("batch", "times"), [(16, 4), (256, 0.25), (64, 1)])
+def test_a_warm_up_in_steps_keeps_its_share_of_a_run_of_passes(batch: int, times: float) -> None:
+    own = watched_run(320_000, 64)
+    words, split = ("--warmup-steps", "500"), {"micro_batch_size": batch, "effective_batch_size": batch}
+    told, command = of_script(own, *words, factors={"--warmup-steps": 0.1}, **split)
+    assert command == f"python train.py --warmup-steps {500 * times:.0f}"
+    said = f"than --warmup-steps and not passes, such as a warm-up or a decay, becomes {times:.3g} times as long"
+    assert (said in told) == (times != 1)
+    assert "times as long" not in of_script(replace(own, schedule=Schedule(type="constant")), **split)[0]
+
+
+def test_what_counts_micro_batches_and_the_samples_of_a_step_takes_as_many_as_the_run_has() -> None:
+    """Of a script that goes round for each micro-batch, and divides its batch by the accumulation."""
+    flags = {
+        "samples_per_step": "--batch", "gradient_accumulation_steps": "--accum", "micro_batches": "--max-iters",
+    }  # fmt: skip
+    split = {"gradient_accumulation_steps": 4, "effective_batch_size": 64}
+    own = watched_run(64_000, 8, 2, in_steps=True)
+    told, command = of_script(own, flags=flags, factors={"--warmup-iters": 0.1}, **split)
+    assert command == "python train.py --batch 64 --accum 4 --max-iters 4000 --warmup-iters 400"
+    assert "takes --warmup-iters for micro-batches" in told
+    assert "has no flag for its batch" not in told
+    assert "has no flag for its number of steps" not in told
+
+
+@pytest.mark.parametrize(("own", "taken"), [(1, 4), (4, 4), (1, 1)])
+def test_where_no_accumulation_was_watched_what_a_flag_counts_with_one_is_to_be_looked_at(own: int, taken: int) -> None:
+    flags = {"micro_batch_size": "-b", "gradient_accumulation_steps": "--accum", "steps": "--max-iters="}
+    split = {"gradient_accumulation_steps": taken, "effective_batch_size": 16 * taken}
+    told, _ = of_script(watched_run(16_000 * own, 16, own, in_steps=True), flags=flags, **split)
+    said = "takes -b for the samples of a micro-batch, and --max-iters for optimizer steps"
+    assert (said in told) == (own != taken)
+
+
+@pytest.mark.parametrize(("batch", "is_told"), [(16, False), (64, True)])
+def test_a_rate_that_a_script_may_multiply_by_its_batch_is_told_where_the_batch_is_another(
+    batch: int, is_told: bool
+) -> None:
+    split = {"micro_batch_size": batch, "effective_batch_size": batch}
+    told, _ = of_script(watched_run(16_000, 16), flags={"learning_rate": "--lr"}, **split)
+    assert ("divide --lr by as much, so that the first parameter group trains at 0.0005" in told) == is_told
+
+
+def test_a_length_that_was_rounded_to_whole_steps_is_no_other_number_of_passes() -> None:
+    told, _ = of_script(watched_run(600_000, 128), sample_budget=600_064, real_run=REAL | {"samples": 600_000})
+    assert "as many passes" not in told

@@ -31,8 +31,8 @@ from batchscout.trainers.sources.kinds import is_lightning_run, is_transformers_
 from batchscout.trainers.sources.lightning_fit import FORMS, fit_of
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.optimizers import rate_of
-from batchscout.trainers.sources.settings import Settings
-from batchscout.trainers.sources.watch.flags import factors_of, flags_of, options_typed
+from batchscout.trainers.sources.settings import Settings, num_samples_of
+from batchscout.trainers.sources.watch.flags import flags_and_factors, options_typed
 from batchscout.trainers.sources.watch.loop import Loop
 from batchscout.trainers.sources.watch.script import WRITE_THE_LOSS, watched
 
@@ -78,8 +78,8 @@ def read(source: Source) -> Settings:
         size = sum(p.numel() for p in module.parameters())
         inner = type(getattr(module, "inner", module)).__name__
         settings = replace(settings, taken=(f"model: {inner} ({size:,} parameters), as its Trainer has it",))
-    train_set, _ = loaded(loaders, source.target)
-    train_set = first_of(train_set, SAMPLES_LOOKED_AT)
+    whole_set, _ = loaded(loaders, source.target)
+    train_set = first_of(whole_set, SAMPLES_LOOKED_AT)
     draws, reduction = False, "mean"
     if isinstance(made, Loop) and made.loss is not None:
         batch = fetch(train_set, list(range(min(SAMPLES_LOOKED_AT, len(train_set)))))
@@ -108,7 +108,8 @@ def read(source: Source) -> Settings:
         )
         settings = replace(settings, told=(*settings.told, told))
     if source.library == "script":
-        kwargs = {**kwargs, **_flags(source, settings, made.optimizer.param_groups if isinstance(made, Loop) else ())}
+        groups = made.optimizer.param_groups if isinstance(made, Loop) else ()
+        kwargs = {**kwargs, **_flags(source, settings, groups, num_samples_of(whole_set))}
     if source.is_timed:  # the last: it may move the module
         timed_by = loss or (MeanLoss() if isinstance(made, Loop) else None)
         settings = replace(settings, sample_seconds=_sample_seconds(module, timed_by, train_set, settings))
@@ -144,16 +145,18 @@ def _loss(module: nn.Module, train_set: SampleSet, over: str | None, ignored: in
     return losses[right]
 
 
-def _flags(source: Source, settings: Settings, groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _flags(
+    source: Source, settings: Settings, groups: Sequence[Mapping[str, Any]], num_samples: int | None
+) -> dict[str, dict[str, Any]]:
     """Return the flags of a script that set its recipe, and what some are of the recipe's numbers, as arguments: as they were typed if they
-    were; none where there are none. groups: of its optimizer."""
-    args, batch = tuple(source.kwargs["args"]), settings.keys["optimizer"]["reference_batch_size"]
-    rates = [settings.keys["optimizer"]["lr"], *map(rate_of, groups)]
-    steps = settings.run_samples / batch if settings.run_samples and settings.in_steps else None
-    flags, factors = dict[str, str](), dict[str, float]()
-    for options in (watched(source.target, args).options, tuple(options_typed(args))):
-        flags |= flags_of(options, rates, batch, settings.run_samples)
-        factors |= factors_of(options, flags, rates[0], steps)
+    were; none where there are none. groups: of its optimizer. num_samples: of a pass."""
+    args, rates = tuple(source.kwargs["args"]), [settings.keys["optimizer"]["lr"], *map(rate_of, groups)]
+    size, accumulation = settings.keys["batch"]["micro_batch_size"], settings.accumulation
+    samples = settings.run_samples or 0
+    steps = samples / settings.keys["optimizer"]["reference_batch_size"] or None
+    passes = samples / num_samples if num_samples and not settings.in_steps else 0
+    both = (watched(source.target, args).options, tuple(options_typed(args)))
+    flags, factors = flags_and_factors(both, rates, size, accumulation, steps, passes)
     return {name: found for name, found in (("flags", flags), ("factors", factors)) if found}
 
 

@@ -68,7 +68,10 @@ def _own_run(said: Settings, **of_library: Any) -> OwnRun:
         samples_per_step=said.keys["optimizer"]["reference_batch_size"],
         in_steps=said.in_steps,
         schedule=None if schedule is None else Schedule.model_validate(schedule),
-        recipe={key: said.keys[key] for key in ("optimizer", "precision") if key in said.keys},
+        recipe={
+            **{key: said.keys[key] for key in ("optimizer", "precision") if key in said.keys},
+            "batch": {**said.keys["batch"], "gradient_accumulation_steps": said.accumulation},
+        },
         **of_library,
     )
 

@@ -31,6 +31,12 @@ class Settings:
     taken: tuple[str, ...] = ()
     """What was found in it, a line each: for people who look whether that is right."""
 
+    @property
+    def accumulation(self) -> int:
+        """The micro-batches of a step in one process."""
+        of_all = self.keys["batch"]["micro_batch_size"] * self.processes
+        return max(1, self.keys["optimizer"]["reference_batch_size"] // of_all)
+
 
 @dataclass(frozen=True)
 class OwnRun:
@@ -51,7 +57,7 @@ class OwnRun:
     arguments: dict[str, Any] = field(default_factory=dict)
     """Those that its Trainer was made with and that are not as by default; of Lightning's its length alone."""
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Its `optimizer` and `precision`, as far as they are known, as keys of a study."""
+    """Its `optimizer`, `precision` and `batch`, as far as they are known, as keys of a study."""
     not_plain: tuple[str, ...] = ()
     """Further ones whose values cannot be written down."""
 

@@ -43,6 +43,17 @@ def warmup_steps(r: Recommendation) -> int:
     return steps_of(r.warmup_samples, r)
 
 
+def times_as_many_steps(r: Recommendation) -> float | None:
+    """Return the run's steps over those of the user's own run; None where the length of that is not known."""
+    own = r.own_run
+    return max_steps(r) * own.samples_per_step / own.samples if own and own.samples else None
+
+
+def is_about_one(times: float) -> bool:
+    """True if that is not worth a word: lengths are rounded to whole steps."""
+    return abs(times - 1) < 0.01
+
+
 def decay_steps(r: Recommendation) -> int:
     """Return the steps of the linear anneal; 0 where the schedule has none."""
     schedule, budget = r.schedule, r.sample_budget

@@ -12,6 +12,7 @@ from batchscout.orchestrator.output.exports.notes import (
     arguments_text,
     cannot_be_said,
     checkpointing_note,
+    decay_note,
     passes_note,
     table_note,
     text_of,

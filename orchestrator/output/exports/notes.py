@@ -127,6 +127,19 @@ def without_ramp(r: Recommendation, target: str) -> tuple[Recommendation, list[s
     return replace(r, ramp=None), [lost, *grows]
 
 
+def optimizer_notes(r: Recommendation, whose: str, *further: str) -> list[str]:
+    """Return what the study's optimizer had otherwise than the one that the user makes. whose: that is, in words. further: keys beside those
+    that an optimizer is made with."""
+    own = (r.own_run.recipe if r.own_run else {}).get("optimizer", {})
+    keys = ("type", "target", "betas", "eps", "weight_decay", *further, "kwargs")
+    both = {key: (own[key], getattr(r.optimizer, key)) for key in keys if key in own}
+    return [
+        f"{key} of the optimizer: {after}, where {whose} has {before}"
+        for key, (before, after) in both.items()
+        if before != (list(after) if isinstance(after, tuple) else after)
+    ]
+
+
 def passes_note(r: Recommendation, target: str) -> list[str]:
     """Return what becomes of the last step of a pass over the data with a trainer that ends one there; the study's went on into the next."""
     largest = batches_of(r)[-1][1]

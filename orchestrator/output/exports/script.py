@@ -5,10 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from batchscout.orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
-from batchscout.orchestrator.output.exports.notes import text_of, without_ramp
+from batchscout.orchestrator.output.exports.counted import (
+    decay_steps,
+    is_about_one,
+    max_steps,
+    times_as_many_steps,
+    warmup_steps,
+)
+from batchscout.orchestrator.output.exports.notes import optimizer_notes, text_of, without_ramp
 from batchscout.orchestrator.output.recommendation import Recommendation, Script
-from batchscout.trainers.sources.watch.flags import with_values
+from batchscout.trainers.sources.watch.flags import sets_rate, with_values
 
 
 def written(r: Recommendation) -> str:
@@ -19,22 +25,39 @@ def written(r: Recommendation) -> str:
             "the study was not of a script, so there is no command to write; choose another trainer: --to torch, hf, lightning, ..."
         )
     r, lost = without_ramp(r, "a command")
+    steps, accumulation = max_steps(r), r.gradient_accumulation_steps
     numbers = {
-        "learning_rate": r.learning_rate,
+        "learning_rate": _rate_factor(script) * r.learning_rate,
         "micro_batch_size": r.micro_batch_size,
-        "gradient_accumulation_steps": r.gradient_accumulation_steps,
-        "steps": max_steps(r),
+        "samples_per_step": r.micro_batch_size * accumulation,
+        "gradient_accumulation_steps": accumulation,
+        "steps": steps,
+        "micro_batches": steps * accumulation,
     }
     values = {
         script.flags[key]: f"{value:.4g}" if isinstance(value, float) else str(value)
         for key, value in numbers.items()
         if key in script.flags
     }
-    for flag, factor in script.factors.items():
-        is_rate = flag == script.flags.get("learning_rate")
-        values[flag] = f"{factor * r.learning_rate:.4g}" if is_rate else str(max(1, round(factor * max_steps(r))))
+    length = numbers["micro_batches" if "micro_batches" in script.flags else "steps"]
+    values |= {flag: str(max(1, round(factor * length))) for flag, factor in _of_schedule(script).items()}
     command = [*_python(r, script), *with_values(script.args, values)]
     return text_of(r, [*lost, *_by_hand(r, script)], [shlex.join(command)], has_own_groups=True)
+
+
+def _rate_factor(script: Script) -> float:
+    """Return what the flag of the rate sets, as a share of that of the first parameter group."""
+    return script.factors.get(script.flags.get("learning_rate", ""), 1.0)
+
+
+def _of_schedule(script: Script) -> dict[str, float]:
+    """Return the flags that count steps of the schedule, with their shares of the run."""
+    # Studies of earlier versions have a factor of the rate's long name, too, where it was typed by a short one.
+    return {
+        flag: factor
+        for flag, factor in script.factors.items()
+        if flag != script.flags.get("learning_rate") and not sets_rate(flag)
+    }
 
 
 def _python(r: Recommendation, script: Script) -> list[str]:
@@ -45,8 +68,7 @@ def _python(r: Recommendation, script: Script) -> list[str]:
 def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
     """Yield what is to be changed in the script itself, and what the study had otherwise than it."""
     name = script.script
-    if script.factors.get(script.flags.get("learning_rate", ""), 1.0) != 1.0:
-        factor = script.factors[script.flags["learning_rate"]]
+    if (factor := _rate_factor(script)) != 1.0:
         yield f"the first parameter group trains at {r.learning_rate:.4g}: what the flag sets is {factor:.4g} times that, as in your own command"
     if r.world_size > 1:
         yield (
@@ -55,13 +77,9 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
         )
     if "learning_rate" not in script.flags:
         yield f"{name} has no flag for its learning rate: {_rate_by_hand(r)}"
-    if "micro_batch_size" not in script.flags:
+    if not script.flags.keys() & {"micro_batch_size", "samples_per_step"}:
         yield f"{name} has no flag for its batch: have each of its batches take {r.micro_batch_size} samples (batch_size of a DataLoader)"
-    if r.gradient_accumulation_steps > 1 and "gradient_accumulation_steps" not in script.flags:
-        yield (
-            f"{name} has no flag for accumulation: step the optimizer after every {r.gradient_accumulation_steps} micro-batches, with each "
-            f"loss divided by {r.gradient_accumulation_steps}"
-        )
+    yield from _of_split(r, script)
     yield from _length(r, script)
     yield from _of_recipe(r)
     if r.activation_checkpointing != "none":
@@ -70,6 +88,38 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
         yield "compile: call model.compile() before training"
     if r.parallel == "fsdp":
         yield "the study's ranks sharded the model (FSDP2)"
+
+
+def _of_split(r: Recommendation, script: Script) -> Iterator[str]:
+    """Yield what another batch and accumulation than the script's own change in it, as far as its own are known."""
+    name, flags, accumulation = script.script, script.flags, r.gradient_accumulation_steps
+    own = (r.own_run.recipe if r.own_run else {}).get("batch", {})
+    before = own.get("gradient_accumulation_steps", 1)
+    if accumulation != before and "gradient_accumulation_steps" not in flags:
+        has = f", and has {before} micro-batches in a step" if before > 1 else ""
+        after = f"every {accumulation} micro-batches, with each loss divided by {accumulation}"
+        if accumulation == 1:
+            after = "each micro-batch, with its loss as it is"
+        yield f"{name} has no flag for accumulation{has}: step the optimizer after {after}"
+    if accumulation != before:
+        # Without accumulation a micro-batch is a step, and a number may mean either; one of the schedule may in any script.
+        batch, length = (flags.get(key) if before == 1 else None for key in ("micro_batch_size", "steps"))
+        counts = [*([length] if length else []), *_of_schedule(script)]
+        unit = "micro-batches" if "micro_batches" in flags else "optimizer steps"
+        taken = [f"{_typed(batch)} for the samples of a micro-batch"] if batch else []
+        taken += [f"{', '.join(map(_typed, counts))} for {unit}"] if counts else []
+        if taken:
+            yield f"check that {name}, with this accumulation, takes {', and '.join(taken)}"
+    of_script = r.own_run is not None and r.own_run.library == "script"  # a Trainer's rate is what it is given
+    if of_script and own and (r.micro_batch_size, accumulation) != (own["micro_batch_size"], before):
+        yield (
+            f"where {name} multiplies its rate by its batch (lr * batch_size / 256, say), divide "
+            f"{_typed(flags.get('learning_rate', 'the rate that you set'))} by as much, so that the first parameter group trains at {r.learning_rate:.4g}"
+        )
+
+
+def _typed(flag: str) -> str:
+    return flag.rstrip("=")
 
 
 def _rate_by_hand(r: Recommendation) -> str:
@@ -86,26 +136,24 @@ def _rate_by_hand(r: Recommendation) -> str:
 
 def _length(r: Recommendation, script: Script) -> Iterator[str]:
     """Yield how the run's length is to change where that is no flag of its command, and the parts of its schedule."""
-    own = r.own_run
-    if own is None or own.samples is None:
+    own, times = r.own_run, times_as_many_steps(r)
+    if own is None or own.samples is None or times is None:
         return
-    if not own.in_steps:
-        if (times := r.sample_budget / own.samples) != 1:
-            yield f"its command trains {own.samples} samples, and the answer is for {r.sample_budget}: give it {times:.3g} times as many passes over the data"
+    longer = r.sample_budget / own.samples
+    if not own.in_steps and not is_about_one(longer):
+        yield f"its command trains {own.samples} samples, and the answer is for {r.sample_budget}: give it {longer:.3g} times as many passes over the data"
+    if is_about_one(times):
         return
-    before, after = own.samples / own.samples_per_step, max_steps(r)
-    if abs(after / before - 1) < 0.01:
-        return
-    if "steps" not in script.flags:
-        yield f"{script.script} has no flag for its number of steps: {before:.0f} become {after}"
-    counts = [flag.rstrip("=") for flag in script.factors if flag != script.flags.get("learning_rate")]
+    if own.in_steps and not script.flags.keys() & {"steps", "micro_batches"}:
+        before = own.samples / own.samples_per_step
+        yield f"{script.script} has no flag for its number of steps: {before:.0f} optimizer steps become {max_steps(r)}"
     if own.schedule is None or own.schedule.type != "constant":
+        counts = ", ".join(map(_typed, _of_schedule(script)))
         others = (
-            f"what else counts steps of its schedule than {', '.join(counts)}"
-            if counts
-            else "what counts steps of its schedule"
+            f"what else counts steps of its schedule than {counts}" if counts else "what counts steps of its schedule"
         )
-        yield f"{others}, such as a warm-up or a decay, becomes {after / before:.3g} times as long"
+        passes = "" if own.in_steps else " and not passes"
+        yield f"{others}{passes}, such as a warm-up or a decay, becomes {times:.3g} times as long, since the run has as many times its steps"
 
 
 def _of_recipe(r: Recommendation) -> Iterator[str]:
@@ -116,10 +164,6 @@ def _of_recipe(r: Recommendation) -> Iterator[str]:
         decay = f", and went down over the last {decay_steps(r)}" if decay_steps(r) else ""
         why = "; how the script's own rate goes on could not be known" if own_run and own_run.schedule is None else ""
         yield f"the study's schedule was {r.schedule.type}: it warmed up over {warmup_steps(r)} steps{decay}{why}"
-    optimizer = own.get("optimizer", {})
-    for key in ("type", "target", "betas", "eps", "weight_decay", "max_gradient_norm", "kwargs"):
-        before, after = optimizer.get(key), getattr(r.optimizer, key)
-        if key in optimizer and before != (list(after) if isinstance(after, tuple) else after):
-            yield f"{key} of the optimizer: {after}, where the script has {before}"
+    yield from optimizer_notes(r, "the script", "max_gradient_norm")
     if own.get("precision", r.precision) != r.precision:
         yield f"precision: {r.precision}, where the script has {own['precision']}"

@@ -9,18 +9,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Recipe = Literal["learning_rate", "micro_batch_size", "gradient_accumulation_steps", "steps"]
+Recipe = Literal[
+    "learning_rate", "micro_batch_size", "samples_per_step", "gradient_accumulation_steps", "steps", "micro_batches"
+]  # fmt: skip
+"""samples_per_step: of one process. micro_batches: of the whole run, in a loop that goes round for each, and steps in some rounds."""
+_BATCH = r"(?!.*(eval|val|test))(b|.*(batch_size|batch|bs|bsz))"
+_LENGTH = r"(max_|num_|n_|total_|train_)*(iters?|iterations|steps|train_steps|training_steps)"
 _NAMES: Mapping[Recipe, str] = {
     "learning_rate": r"(base_|max_|peak_|init_|initial_)?(lr|learning_rate)",
-    "micro_batch_size": r"(?!.*(eval|val|test))(b|.*(batch_size|batch|bs|bsz))",
+    "micro_batch_size": _BATCH,
+    "samples_per_step": _BATCH,
     "gradient_accumulation_steps": r".*(accum).*",
-    "steps": r"(max_|num_|n_|total_|train_)*(iters?|iterations|steps|train_steps|training_steps)",
+    "steps": _LENGTH,
+    "micro_batches": _LENGTH,
 }
 _OF_SCHEDULE = re.compile(
     r"(?=.*(warm_?up|decay|anneal|cool_?down|cycle|cosine|(^|_)lr_|sched|t_max)).*(iters?|iterations|steps|t_max)",
     re.IGNORECASE,
 )
 """Of options that count steps of the schedule, such as `lr_decay_iters` and `warmup_steps`."""
+_WARMS_UP = re.compile(r".*warm_?up.*(iters?|iterations|steps)", re.IGNORECASE)
+"""Of those that do so in a run of passes, too, where others may count the passes."""
 _AS_NAMED = re.compile(r"--(\w+)=(.*)")
 """How a script is called that takes an option for each of its names, as nanoGPT does."""
 _SET_TO = re.compile(r"(-{0,2}[A-Za-z][\w.-]*=)(.*)")
@@ -58,8 +67,16 @@ def options_typed(args: Sequence[str]) -> Iterator[Option]:
         set_to = _SET_TO.fullmatch(word)
         flag, typed = set_to.groups() if set_to else (word, following)
         if (set_to or re.fullmatch(r"--?[A-Za-z].*", word)) and (value := _number(typed)) is not None:
-            name = flag.rstrip("=").lstrip("-").replace("-", "_").rpartition(".")[2]
-            yield Option(flag, name, value)
+            yield Option(flag, _name_of(flag), value)
+
+
+def _name_of(flag: str) -> str:
+    return flag.rstrip("=").lstrip("-").replace("-", "_").rpartition(".")[2]
+
+
+def sets_rate(flag: str) -> bool:
+    """True of a flag that is called as those of a learning rate are."""
+    return re.fullmatch(_NAMES["learning_rate"], _name_of(flag)) is not None
 
 
 def _number(text: str) -> int | float | None:
@@ -69,49 +86,83 @@ def _number(text: str) -> int | float | None:
     return None
 
 
+def flags_and_factors(
+    of_each: Sequence[Sequence[Option]],
+    learning_rates: Sequence[float],
+    micro_batch_size: int,
+    accumulation: int,
+    steps: float | None,
+    passes: float,
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Return what `flags_of` and `factors_of` find. of_each: the options of each that knows some, the later of which come first."""
+    flags, factors = dict[str, str](), dict[str, float]()
+    for options in of_each:
+        flags |= flags_of(options, learning_rates, micro_batch_size, accumulation, steps)
+    length = steps * accumulation if steps and "micro_batches" in flags else steps
+    # When all flags are known: a rate that was typed by a short name has a long one in the parser.
+    for options in of_each:
+        factors |= factors_of(options, flags, learning_rates[0], length, passes)
+    return flags, factors
+
+
 def flags_of(
-    options: Sequence[Option], learning_rates: Sequence[float], samples_per_step: int, run_samples: int | None
+    options: Sequence[Option],
+    learning_rates: Sequence[float],
+    micro_batch_size: int,
+    accumulation: int,
+    steps: float | None,
 ) -> dict[str, str]:
     """Return the flags by what they set; what has none, or might have one of two, is not among them.
 
-    learning_rates: of the parameter groups, the first of which is what a study calls its own. samples_per_step: of one process.
+    learning_rates: of the parameter groups, the first of which is what a study calls its own. micro_batch_size, accumulation: of one
+    process. steps: those of the run; None where it has no end.
     """
-    by_kind = {kind: [one for one in options if re.fullmatch(pattern, one.name)] for kind, pattern in _NAMES.items()}
-    accumulations = [one for one in by_kind["gradient_accumulation_steps"] if isinstance(one.value, int) and one.value]
-    times = accumulations[0].value if len(accumulations) == 1 else 1
+    accumulates = accumulation > 1  # else a micro-batch is a step
     wanted: Mapping[Recipe, Sequence[float]] = {
         "learning_rate": learning_rates,
-        "micro_batch_size": [samples_per_step / times],
-        "gradient_accumulation_steps": [times],
-        "steps": [run_samples / samples_per_step] if run_samples else [],
+        "micro_batch_size": [micro_batch_size],
+        "samples_per_step": [micro_batch_size * accumulation] if accumulates else [],
+        "gradient_accumulation_steps": [accumulation],
+        "steps": [steps] if steps else [],
+        "micro_batches": [steps * accumulation] if steps and accumulates else [],
     }
     found = {
-        kind: [one for one in by_kind[kind] if any(_is(one.value, value) for value in wanted[kind])] for kind in _NAMES
+        kind: [
+            one for one in options if re.fullmatch(pattern, one.name) and any(_is(one.value, v) for v in wanted[kind])
+        ]
+        for kind, pattern in _NAMES.items()
     }
     return {kind: ones[0].flag for kind, ones in found.items() if len(ones) == 1}
 
 
 def factors_of(
-    options: Sequence[Option], flags: Mapping[str, str], learning_rate: float, steps: float | None
+    options: Sequence[Option],
+    flags: Mapping[str, str],
+    learning_rate: float,
+    steps: float | None,
+    passes: float = 0,
 ) -> dict[str, float]:
     """Return, by its flag, what an option is of the number that a study knows: of the first group's learning rate, where it sets that of
     another group, and of the run's steps, where it counts those of a part of the schedule.
 
-    steps: those of the run; None where it has a number of passes.
+    flags: all that were found, by `flags_of`. steps: those of the run, or its micro-batches where a flag counts these; None where it has no
+    end. passes: over the data, in a run that counts these, as parts of its schedule then may; 0 in one that counts steps.
     """
+    counts = _WARMS_UP if passes else _OF_SCHEDULE
     found = dict[str, float]()
     for one in options:
         if not isinstance(one.value, int | float) or isinstance(one.value, bool) or one.value <= 0:
             continue
         if one.flag == flags.get("learning_rate") and learning_rate and not _is(one.value, learning_rate):
             found[one.flag] = one.value / learning_rate
-        elif steps and one.value > 1 and one.flag != flags.get("steps") and _OF_SCHEDULE.fullmatch(one.name):
+        elif steps and one.value > max(1, passes) and one.flag not in flags.values() and counts.fullmatch(one.name):
             found[one.flag] = one.value / steps
     return found
 
 
 def _is(value: Any, wanted: float) -> bool:
-    return isinstance(value, int | float) and abs(value - wanted) <= 1e-9 * abs(wanted)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value - wanted) <= 1e-9 * abs(wanted)
 
 
 def with_values(args: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -125,7 +176,8 @@ def with_values(args: Sequence[str], values: Mapping[str, str]) -> list[str]:
             kept.append(word)
             continue
         kept += [f"{flag}={values[key]}"] if equals else [flag, values[key]]
-        left.pop(key, None)
+        for one in (flag, f"{flag}="):
+            left.pop(one, None)
         if not equals:
             next(words, None)
     for flag, value in left.items():

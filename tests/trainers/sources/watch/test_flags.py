@@ -9,6 +9,7 @@ import pytest
 from batchscout.trainers.sources.watch.flags import (
     Option,
     factors_of,
+    flags_and_factors,
     flags_of,
     options_by_name,
     options_of_parser,
@@ -30,7 +31,7 @@ def options(*words: str) -> list[Option]:
 
 
 def test_options_are_found_by_name_and_value() -> None:
-    found = flags_of(options(), [1e-3], 32, 3200)
+    found = flags_of(options(), [1e-3], 8, 4, 100)
     assert found == {
         "learning_rate": "--lr",
         "micro_batch_size": "--batch-size",
@@ -39,22 +40,38 @@ def test_options_are_found_by_name_and_value() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--batch-size=8", "--max-steps=100"], {"micro_batch_size", "steps"}),
+        (["--batch-size=32", "--max-steps=400"], {"samples_per_step", "micro_batches"}),
+    ],
+)
+def test_of_a_script_that_accumulates_the_values_tell_what_an_option_counts(
+    words: list[str], expected: set[str]
+) -> None:
+    found = flags_of(options(*words), [1e-3], 8, 4, 100)
+    assert found.keys() - {"learning_rate", "gradient_accumulation_steps"} == expected
+    hard_coded = [one for one in options(*words) if "accum" not in one.name]
+    assert flags_of(hard_coded, [1e-3], 8, 4, 100).keys() - {"learning_rate"} == expected
+
+
 def test_the_batch_may_be_a_letter() -> None:
-    assert flags_of([Option("-b", "b", 8), Option("-T", "T", 8)], [1e-3], 8, None) == {"micro_batch_size": "-b"}
+    assert flags_of([Option("-b", "b", 8), Option("-T", "T", 8)], [1e-3], 8, 1, None) == {"micro_batch_size": "-b"}
 
 
-@pytest.mark.parametrize(("lr", "batch"), [(2e-3, 32), (1e-3, 64)])
+@pytest.mark.parametrize(("lr", "batch"), [(2e-3, 8), (1e-3, 16)])
 def test_an_option_that_has_another_value_is_none_of_them(lr: float, batch: int) -> None:
-    found = flags_of(options(), [lr], batch, None)
+    found = flags_of(options(), [lr], batch, 4, None)
     assert ("learning_rate" in found) == (lr == 1e-3)
-    assert ("micro_batch_size" in found) == (batch == 32)
+    assert ("micro_batch_size" in found) == (batch == 8)
 
 
 def test_every_name_of_a_script_is_an_option_where_it_is_called_so() -> None:
     names = {"learning_rate": 6e-4, "batch_size": 12, "always": True, "max_iters": 50, "_hidden": 3}
     found = list(options_by_name(["config/small.py", "--batch_size=12"], names))
     assert {one.flag for one in found} == {"--learning_rate=", "--batch_size=", "--max_iters="}
-    assert flags_of(found, [6e-4], 12, 600)["steps"] == "--max_iters="
+    assert flags_of(found, [6e-4], 12, 1, 50)["steps"] == "--max_iters="
     assert not list(options_by_name(["--lr", "1"], names))
 
 
@@ -73,7 +90,7 @@ def test_what_was_typed_is_an_option_whatever_reads_it() -> None:
         "x",
         "3",
     ]
-    assert flags_of(list(options_typed(typed)), [1e-3], 8, 800) == {
+    assert flags_of(list(options_typed(typed)), [1e-3], 8, 1, 100) == {
         "learning_rate": "--lr",
         "micro_batch_size": "data.batch-size=",
         "steps": "--max_steps=",
@@ -95,6 +112,9 @@ def test_what_was_typed_is_an_option_whatever_reads_it() -> None:
 def test_a_value_takes_the_place_of_what_was_typed(args: list[str], expected: list[str]) -> None:
     assert with_values(args, {"--lr": "2"}) == expected
     assert with_values(["--size=3"], {"--size=": "4", "--lr=": "2"}) == ["--size=4", "--lr=2"]
+    assert with_values(["--size=3"], {"--size": "4", "--size=": "4"}) == ["--size=4"], (
+        "of the parser and as it was typed"
+    )
 
 
 def test_what_counts_steps_of_the_schedule_and_the_rate_of_another_group_are_told_by_their_factors() -> None:
@@ -108,9 +128,29 @@ def test_what_counts_steps_of_the_schedule_and_the_rate_of_another_group_are_tol
         "--decay=2",
     ]
     found = list(options_typed(typed))
-    flags = flags_of(found, [1e-4, 1e-3], 8, 40_000)
+    flags = flags_of(found, [1e-4, 1e-3], 8, 1, 5000)
     assert flags == {"learning_rate": "--lr=", "steps": "--max_steps="}
     assert factors_of(found, flags, 1e-4, 5000) == pytest.approx(
         {"--lr=": 10, "--lr_decay_iters=": 1, "--warmup_steps=": 0.1}
     )
-    assert factors_of(found, flags, 1e-3, None) == {}, "a run of passes"
+    assert factors_of(found, flags, 1e-3, None) == {}, "a run whose length is not known"
+
+
+def test_in_a_run_of_passes_a_warm_up_of_more_steps_than_passes_counts_steps() -> None:
+    found = list(options_typed(["--warmup-steps=500", "--warmup_iters=10", "--lr_decay_steps=30", "--t_max=5000"]))
+    assert factors_of(found, {}, 1e-3, 5000, passes=10) == {"--warmup-steps=": 0.1}
+
+
+def test_a_rate_that_was_typed_by_its_short_name_has_one_flag_and_one_factor() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-lr", "--learning-rate", type=float)
+    args = ["-lr", "0.01"]
+    parsed = list(options_of_parser(parser._actions, vars(parser.parse_args(args))))
+    flags, factors = flags_and_factors((parsed, list(options_typed(args))), [1e-3, 1e-2], 8, 1, 5000, 0)
+    assert (flags, factors) == ({"learning_rate": "-lr"}, {"-lr": pytest.approx(10)})
+
+
+def test_where_the_length_is_told_in_micro_batches_so_is_the_schedule() -> None:
+    found = list(options_typed(["--max_iters=1000", "--lr_decay_iters=1000", "--warmup_iters=100"]))
+    flags, factors = flags_and_factors((found,), [1e-3], 4, 4, 250, 0)
+    assert (flags, factors) == ({"micro_batches": "--max_iters="}, {"--lr_decay_iters=": 1.0, "--warmup_iters=": 0.1})
