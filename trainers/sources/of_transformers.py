@@ -161,8 +161,8 @@ def own_arguments(args: Any) -> dict[str, Any]:
         default = field.default_factory() if callable(field.default_factory) else field.default
         value = getattr(args, field.name)
         value = (value.value if isinstance(value, Enum) else value) or ("none" if field.name == "report_to" else value)
-        # What is left out becomes another kind of nothing when they are made.
-        if not field.init or value == default or (not value and default in (None, "", dataclasses.MISSING)):
+        # What is left out becomes another kind of nothing when they are made. False and 0 are something: None may let the library choose.
+        if not field.init or value == default or (default in (None, "", dataclasses.MISSING) and value in _NOTHING):
             continue
         if _is_plain(value):
             found[field.name] = value
@@ -176,6 +176,9 @@ def own_arguments(args: Any) -> dict[str, Any]:
         "arguments": found | length | {"lr_scheduler_type": kind},
         "not_plain": tuple(not_plain),
     }
+
+
+_NOTHING = (None, "", [], (), {})
 
 
 def _is_plain(value: Any) -> bool:

@@ -17,7 +17,7 @@ from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.samples import first_of, loaded
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.sources.adapted import module_of, own_run_of, settings_of
-from batchscout.trainers.sources.of_transformers import OfTrainer
+from batchscout.trainers.sources.of_transformers import OfTrainer, own_arguments
 from batchscout.trainers.step.learning_rate import factor_at
 from tests.support.tiny import cpu_run
 
@@ -124,6 +124,26 @@ def test_what_sets_its_learning_rate_is_known(kind: str, factor: float | None) -
     own = own_run_of(model)
     assert own is not None
     assert (own.rate_factor, own.in_steps) == (None if factor is None else pytest.approx(factor), True)
+    assert own.recipe["batch"] == {"micro_batch_size": 4, "gradient_accumulation_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("library", "told"),
+    [
+        ("transformers", {"ddp_find_unused_parameters": False, "greater_is_better": False, "metric_for_best_model": "accuracy"}),
+        ("trl", {"completion_only_loss": False, "eval_packing": False, "ddp_bucket_cap_mb": 0}),
+    ],
+)  # fmt: skip
+def test_a_false_or_zero_in_the_place_of_a_choice_of_the_librarys_is_given_back(
+    library: str, told: dict[str, Any]
+) -> None:
+    shared = {"output_dir": "/tmp/unused", "use_cpu": True, "report_to": "none", "bf16": False}
+    made_of = {"transformers": "TrainingArguments", "trl": "SFTConfig"}[library]
+    kind = getattr(pytest.importorskip(library), made_of)
+    given = own_arguments(kind(**shared, **told))
+    again = kind(**given["arguments"])
+    assert given["library"] == library
+    assert {name: getattr(again, name) for name in told} == told
 
 
 def test_a_batch_of_unequal_labels_is_a_sum_and_a_count() -> None:
