@@ -878,6 +878,23 @@ def test_the_steps_of_its_own_schedule_are_counted_in_the_recommended_batch() ->
     assert given["lr_scheduler_kwargs"] == {"power": 2.0, "num_decay_steps": 225}
 
 
+@pytest.mark.parametrize("has_schedule", [True, False])
+def test_a_schedule_that_a_trainer_is_given_is_to_be_made_anew_for_the_length_of_the_run(has_schedule: bool) -> None:
+    optimizer = {"betas": [0.9, 0.999], "weight_decay": 0.1, "max_gradient_norm": 5.0}
+    given = TRAINER | {"rate_factor": None, "has_schedule": has_schedule, "recipe": {"optimizer": optimizer}}
+    text = export(of_trainer(given), "hf")
+    steps = math.ceil(36_000 / 64)
+    assert (
+        f"make it for {steps} steps, and what it counts in steps, such as a warm-up, 0.25 times" in text
+    ) == has_schedule
+    assert "betas of the optimizer: (0.9, 0.95), where yours has [0.9, 0.999]" in text
+    assert "weight_decay of" not in text, "it is as it was"
+    assert "max_gradient_norm of" not in text, "it is an argument"
+    other = export(of_trainer(given, schedule={"type": "cosine"}), "hf")
+    assert (f"make it for {steps} steps, as lr_scheduler_type" in other) == has_schedule
+    assert "make it for" not in export(of_trainer(), "hf")
+
+
 def test_a_schedule_of_the_study_file_comes_before_its_own() -> None:
     given = hf_arguments(export(of_trainer(schedule={"type": "cosine"}, warmup_samples=128), "hf"))
     assert (given["lr_scheduler_type"], given["warmup_steps"]) == ("cosine", 2)

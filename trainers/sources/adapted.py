@@ -49,8 +49,9 @@ def own_run_of(model: nn.Module) -> OwnRun | None:
     """Return the run that the object is set to which `module_of` has made this model of; None of any other model."""
     if isinstance(model, OfTrainer):
         said = of_transformers.settings(model.trainer)
-        factor = of_transformers.rate_factor(model)
-        return _own_run(said, rate_factor=factor, **of_transformers.own_arguments(model.trainer.args))
+        told = of_transformers.own_arguments(model.trainer.args)
+        told |= {"rate_factor": of_transformers.rate_factor(model), "has_schedule": model.was_given_its_schedule}
+        return _own_run(said, **told)
     if isinstance(model, OfLoop):
         return _own_run(recipe.settings(model.loop), library="script")
     if not isinstance(model, OfLightning) or (fit := model.fit) is None:

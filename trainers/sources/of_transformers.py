@@ -44,6 +44,7 @@ class OfTrainer(TakesBatch):
         self.inner = trainer.model
         self.trainer = trainer
         self.was_given_its_optimizer = trainer.optimizer is not None
+        self.was_given_its_schedule = trainer.lr_scheduler is not None
 
     def forward(self, batch: dict[str, Any]) -> Any:
         num_targets = self.count(batch)

@@ -54,6 +54,8 @@ class OwnRun:
     rate_factor: float | None = 1.0
     """What its setting of the learning rate is of that of the first parameter group, at which a study trains: 10 where the first group has a
     tenth. None where nothing that it is called or made with sets the rate."""
+    has_schedule: bool = False
+    """True where its Trainer is given a schedule that is made already, so that no argument sets its length."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Those that its Trainer was made with and that are not as by default; of Lightning's its length alone."""
     recipe: dict[str, Any] = field(default_factory=dict)

@@ -7,12 +7,19 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from batchscout.orchestrator.output.exports.counted import decay_steps, max_steps, warmup_steps
+from batchscout.orchestrator.output.exports.counted import (
+    decay_steps,
+    is_about_one,
+    max_steps,
+    times_as_many_steps,
+    warmup_steps,
+)
 from batchscout.orchestrator.output.exports.notes import (
     arguments_text,
     cannot_be_said,
     checkpointing_note,
     decay_note,
+    optimizer_notes,
     passes_note,
     table_note,
     text_of,
@@ -133,10 +140,18 @@ def arguments_notes(r: Recommendation, target: str, library: Library) -> list[st
             f"your Trainer is given its optimizer, which {target} do not change: give its first parameter group the learning rate "
             f"{r.learning_rate:.6g}, and the others as many times theirs"
         )
+        notes += optimizer_notes(r, "yours")
     elif abs(factor - 1) > 1e-6:
         notes.append(
             f"the learning rate {r.learning_rate:.6g} is that of your first parameter group, which has learning_rate / {factor:.4g}"
         )
+    if own and r.own_run and r.own_run.has_schedule:
+        times, made = times_as_many_steps(r) or 1.0, f"make it for {max_steps(r)} steps"
+        if not _keeps_schedule(r, own):
+            made += ", as lr_scheduler_type and what is beside it say below"
+        elif not is_about_one(times):
+            made += f", and what it counts in steps, such as a warm-up, {times:.3g} times as long"
+        notes.append(f"your Trainer is given its schedule, which {target} do not change: {made}")
     notes += checkpointing_note(r, target, "gradient_checkpointing=True is full: slower, and less memory")
     if not _keeps_schedule(r, own):
         notes += table_note(r, target)

@@ -60,10 +60,15 @@ def made(cls: Any = None, args: Any = None, **changes: Any) -> Any:
     return (cls or transformers.Trainer)(model=small(), args=args or arguments(), **(told | changes))
 
 
+def with_a_schedule(optimizer: torch.optim.Optimizer) -> Any:
+    return made(optimizers=(optimizer, transformers.get_linear_schedule_with_warmup(optimizer, 1, 3)))
+
+
 MADE: dict[str, Callable[[], Any]] = {
     "plain": made,
     "groups of its own": lambda: made(OwnGroups),
     "an optimizer": lambda: made(optimizers=(torch.optim.AdamW(made().model.parameters(), lr=3e-4), None)),
+    "a schedule": lambda: with_a_schedule(torch.optim.AdamW(made().model.parameters(), lr=3e-4)),
     "own step": lambda: made(OwnStep),
     "own sampler": lambda: made(OwnSampler),
     "a callback": lambda: made(callbacks=[ChangesWeights()]),
@@ -117,13 +122,16 @@ class OwnGroups(transformers.Trainer):
         return self.optimizer
 
 
-@pytest.mark.parametrize(("kind", "factor"), [("plain", 1.0), ("groups of its own", 10.0), ("an optimizer", None)])
+@pytest.mark.parametrize(
+    ("kind", "factor"), [("plain", 1.0), ("groups of its own", 10.0), ("an optimizer", None), ("a schedule", None)]
+)
 def test_what_sets_its_learning_rate_is_known(kind: str, factor: float | None) -> None:
     model = module_of(of_kind(kind))
     assert model is not None
     own = own_run_of(model)
     assert own is not None
     assert (own.rate_factor, own.in_steps) == (None if factor is None else pytest.approx(factor), True)
+    assert own.has_schedule == (kind == "a schedule")
     assert own.recipe["batch"] == {"micro_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
