@@ -637,6 +637,24 @@ def test_trl_is_told_what_it_would_do_by_itself(mode: str, parallel: str | None)
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps * 2 == 64
 
 
+class YourBlock(torch.nn.Linear):
+    """What the exported text calls the class of a model's blocks."""
+
+
+@pytest.mark.parametrize("mode", ["none", "full"])
+def test_accelerate_shards_and_checkpoints_the_blocks_one_by_one(mode: str) -> None:
+    utils = pytest.importorskip("accelerate.utils")
+    fsdp = pytest.importorskip("accelerate.utils.fsdp_utils")
+    text = export(recommendation(parallel="fsdp", activation_checkpointing=mode), "accelerate")
+    calls = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Call)]
+    (made,) = [one for one in calls if ast.unparse(one.func) == "FullyShardedDataParallelPlugin"]
+    plugin = eval(ast.unparse(made), vars(utils))
+    model = torch.nn.Sequential(torch.nn.Embedding(3, 2), YourBlock(2, 2), YourBlock(2, 2), torch.nn.Linear(2, 3))
+    takes = fsdp.fsdp2_prepare_auto_wrap_policy(plugin, model)
+    assert [takes(part) for part in model] == [False, True, True, False]
+    assert plugin.activation_checkpointing == (mode == "full")
+
+
 def test_lightnings_trainer_takes_the_keys() -> None:
     import lightning
 

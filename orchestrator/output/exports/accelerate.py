@@ -89,7 +89,12 @@ def _shards(r: Recommendation) -> list[str]:
     if r.parallel != "fsdp":
         return []
     recomputes = r.activation_checkpointing != "none"
-    return [f"    fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing={recomputes}),"]
+    return [
+        "    fsdp_plugin=FullyShardedDataParallelPlugin(",
+        f"        fsdp_version=2, activation_checkpointing={recomputes}, auto_wrap_policy='transformer_based_wrap',",
+        "        transformer_cls_names_to_wrap=['YourBlock'],  # the class of your model's blocks",
+        "    ),",
+    ]
 
 
 def _notes(r: Recommendation) -> list[str]:
@@ -105,5 +110,5 @@ def _notes(r: Recommendation) -> list[str]:
             if r.parallel == "fsdp"
             else no_key_note(r, "Accelerate")
         ),
-        *shards_note(r, "name your blocks' class in the plugin's transformer_cls_names_to_wrap"),
+        *shards_note(r, "name your blocks' class in the plugin's transformer_cls_names_to_wrap, in place of YourBlock"),
     ]
