@@ -44,6 +44,8 @@ class Started:
     """What `init` has done."""
 
     path: Path
+    folder: Path
+    """Where the file is to be used: all that it names is looked for from there."""
     subject: Subject
     to_do: tuple[str, ...]
     told: tuple[str, ...]
@@ -65,10 +67,12 @@ def watch(command: Command, to: str | None, say: Callable[[str], None]) -> Start
         unseen = str(fault)
         said = read_source(replace(source, kwargs={**source.kwargs, "own_loss": True}))
     except NotInTime as fault:
-        read = read_folder(Path(command.script).parent)
+        folder = Path(command.script).parent
+        read = read_folder(folder)
         told = (*read.unread, f"{fault}. So the files were read instead")
-        return _write(path, subject_of(read.project), name, told)
-    return _write(path, WatchedSubject(command, said, time.monotonic() - began, unseen), name, said.told)
+        return _write(path, folder, subject_of(read.project), name, told)
+    subject = WatchedSubject(command, said, time.monotonic() - began, unseen)
+    return _write(path, Path(), subject, name, said.told)
 
 
 def start(what: str, to: str | None, say: Callable[[str], None] = lambda _: None) -> Started:
@@ -89,7 +93,7 @@ def start(what: str, to: str | None, say: Callable[[str], None] = lambda _: None
         if isinstance(watched, Started):
             return watched
         told = (*told, *watched)
-    return _write(path, subject, _study_name(folder.absolute().name), told)
+    return _write(path, folder, subject, _study_name(folder.absolute().name), told)
 
 
 def _watch_in(folder: Path, project: Project, path: Path, say: Callable[[str], None]) -> Started | tuple[str, ...]:
@@ -105,7 +109,8 @@ def _watch_in(folder: Path, project: Project, path: Path, say: Callable[[str], N
     to = path.absolute()
     with contextlib.chdir(folder):
         try:
-            return watch(Command(script), str(to), say)
+            done = watch(Command(script), str(to), say)
+            return replace(done, folder=folder / done.folder)
         except NoStudy:
             raise
         except SourceFault as fault:
@@ -121,11 +126,16 @@ def _refuse_to_overwrite(path: Path) -> None:
         )
 
 
-def _write(path: Path, subject: Subject, name: str, told: tuple[str, ...]) -> Started:
-    file = written(subject, name, path.name, _machine(), told)
+def _write(path: Path, folder: Path, subject: Subject, name: str, told: tuple[str, ...]) -> Started:
+    file = written(subject, name, path_from(folder, path), _machine(), told)
     with written_whole(path) as stream:
         stream.write(file.text.encode())
-    return Started(path, subject, file.to_do, told)
+    return Started(path, folder, subject, file.to_do, told)
+
+
+def path_from(folder: Path, path: Path) -> str:
+    """Return what is typed in a folder for a file that may lie elsewhere."""
+    return os.path.relpath(path.resolve(), folder.resolve())
 
 
 def read_folder(folder: Path) -> Read:

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -23,6 +24,7 @@ from batchscout.orchestrator.init.subject import (
 from batchscout.orchestrator.output.schemas import editors_line, schema_path
 from batchscout.orchestrator.units import training_time_text
 from batchscout.trainers.criteria import IGNORED_TARGET
+from batchscout.trainers.files import quoted
 from batchscout.trainers.sources.settings import scaled
 
 _WIDTH = 110
@@ -53,7 +55,7 @@ class Written:
 
 
 def written(subject: Subject, name: str, file: str, machine: Machine, notes: tuple[str, ...] = ()) -> Written:
-    """Return the study file. file: its name. notes: what else people should know, a sentence each."""
+    """Return the study file. file: as it is named in the folder in which it is to be used. notes: what else people should know, a sentence each."""
     match subject:
         case WatchedSubject():
             keys, how = list(_watched_keys(subject)), _BY_WATCHING
@@ -69,9 +71,9 @@ def written(subject: Subject, name: str, file: str, machine: Machine, notes: tup
         ),
         *_comment(f"Written by batchscout init, {how} {_NOT_YET if to_do else _AS_IT_IS}"),
         *(line for text in (*to_do, *notes) for line in _comment(f"- {text}", "#   ")),
-        "# Then, in this folder:",
-        f"#   batchscout plan {file}    # what would run, what is skipped, predicted memory; starts nothing",
-        f"#   batchscout run {file}     # the study; the same command goes on with one that was interrupted",
+        f"# Then, in {'this folder' if file == PurePath(file).name else 'the folder of your code'}:",
+        f"#   batchscout plan {quoted(file)}    # what would run, what is skipped, predicted memory; starts nothing",
+        f"#   batchscout run {quoted(file)}     # the study; the same command goes on with one that was interrupted",
         "",
         f"name: {name}",
     ]

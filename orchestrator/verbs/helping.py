@@ -20,7 +20,7 @@ def init(arguments: argparse.Namespace) -> int:
     """Write a commented study file. A script is run until its second optimizer step, and watched; of a folder it is the script that makes the
     optimizer, and without one the files are only read. Of an import path nothing is run."""
     from batchscout.orchestrator.init.command import command_in
-    from batchscout.orchestrator.init.start import found_text, start, watch
+    from batchscout.orchestrator.init.start import found_text, path_from, start, watch
 
     def say(told: str) -> None:
         print(told, file=sys.stderr, flush=True)
@@ -41,9 +41,9 @@ def init(arguments: argparse.Namespace) -> int:
         f"wrote {quoted(done.path)}",
         *(f"- {text}" for text in (*done.to_do, *done.told)),
     ]
-    folder = done.path.parent
-    go = f"cd {quoted(folder)} && " if folder.resolve() != Path.cwd() else ""
-    said.append(f"{'then' if done.to_do else 'next'}:  {go}batchscout plan {quoted(done.path.name)}")
+    go = f"cd {quoted(done.folder)} && " if done.folder.resolve() != Path.cwd() else ""
+    file = path_from(done.folder, done.path)
+    said.append(f"{'then' if done.to_do else 'next'}:  {go}batchscout plan {quoted(file)}")
     print_lines(said)
     return 0
 

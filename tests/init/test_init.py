@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -476,6 +477,24 @@ def test_of_a_folder_the_script_that_makes_the_optimizer_is_watched(tmp_path: Pa
     assert "learn.py makes the optimizer (torch.optim.Adam, line 11)" in error
     assert "model: Linear (15 parameters)" in printed
     assert yaml.safe_load((tmp_path / "study.yaml").read_text())["from"] == {"script": "learn.py"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("code", "--to", "it.yaml"), ("--to", "code/it.yaml", "code/learn.py"), ("code",), ("code/learn.py",)]
+)
+def test_the_command_that_is_printed_runs_where_it_says_wherever_the_file_lies(
+    words: tuple[str, ...], home: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(home / "code", learn=SCRIPT.replace("required=True", "default=0.02"))
+    _, printed, _ = typed("init", *words)
+    (file,) = home.rglob("*.yaml")
+    *there, _, verb, named = shlex.split(printed.rpartition("next: ")[2])
+    assert f"batchscout {verb} {named} " in _in_one_line(file)
+    if there:
+        monkeypatch.chdir(there[1])
+    code, _, said = typed(verb, named, "--no-memory")
+    assert code == 0, said
 
 
 @pytest.mark.slow
