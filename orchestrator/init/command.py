@@ -26,6 +26,8 @@ class Command:
     """All after its name."""
     num_processes: int = 1
     """In which it trains together."""
+    uncounted: str = ""
+    """The launcher's words that say this without a number: `--nproc_per_node=gpu`."""
 
 
 def command_in(words: Sequence[str]) -> Command | None:
@@ -53,14 +55,17 @@ def _launched(words: Sequence[str]) -> Command | None:
         return None
     found = _module(words[place + 1 :]) if words[place] in _MODULE else Command(words[place], tuple(words[place + 1 :]))
     # The launcher's processes on all nodes, as far as its words say so.
-    in_all, on_a_node, nodes = (_number_of(words[:place], one) for one in (_PROCESSES, _PROCESSES_OF_A_NODE, _NODES))
+    said = [_value_of(words[:place], one) for one in (_PROCESSES, _PROCESSES_OF_A_NODE, _NODES)]
+    in_all, on_a_node, nodes = (int(value) if value.isdigit() else None for _, value in said)
+    uncounted = [f"{name}={value}" for name, value in said if value and not value.isdigit()] if in_all is None else []
     num_processes = in_all or (on_a_node or 1) * (nodes or 1)
-    return found and replace(found, num_processes=found.num_processes * num_processes)
+    return found and replace(found, num_processes=found.num_processes * num_processes, uncounted=" ".join(uncounted))
 
 
-def _number_of(words: Sequence[str], option: re.Pattern[str]) -> int | None:
+def _value_of(words: Sequence[str], option: re.Pattern[str]) -> tuple[str, str]:
+    """Return an option as it is typed, and its value; both empty where it is not there."""
     for word, following in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
-        if option.fullmatch(name) and (value if equals else following).isdigit():
-            return int(value if equals else following)
-    return None
+        if option.fullmatch(name):
+            return name, value if equals else following
+    return "", ""

@@ -72,7 +72,16 @@ def watch(command: Command, to: str | None, say: Callable[[str], None]) -> Start
         told = (*read.unread, f"{fault}. So the files were read instead")
         return _write(path, folder, subject_of(read.project), name, told)
     subject = WatchedSubject(command, said, time.monotonic() - began, unseen)
-    return _write(path, Path(), subject, name, said.told)
+    return _write(path, Path(), subject, name, (*said.told, *_uncounted(command)))
+
+
+def _uncounted(command: Command) -> Iterator[str]:
+    """Yield that a launcher's words give its number of processes by no number."""
+    if command.uncounted:
+        yield (
+            f"{command.uncounted} gives no number of processes, and {command.num_processes} was taken: where there are more, set world_size to "
+            "their number, and optimizer: {reference_batch_size: ...} to the samples that all of them take in a step"
+        )
 
 
 def start(what: str, to: str | None, say: Callable[[str], None] = lambda _: None) -> Started:

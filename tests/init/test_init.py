@@ -498,6 +498,15 @@ def test_the_command_that_is_printed_runs_where_it_says_wherever_the_file_lies(
 
 
 @pytest.mark.slow
+def test_a_number_of_processes_that_is_no_number_is_told(home: Path, typed: Typed) -> None:
+    project(home, train=SCRIPT)
+    _, printed, _ = typed("init", "torchrun", "--nproc_per_node=gpu", "train.py", "--to", "0.02")
+    told = "--nproc_per_node=gpu gives no number of processes, and 1 was taken"
+    assert told in " ".join(printed.split())
+    assert told in _in_one_line(home / "study.yaml")
+
+
+@pytest.mark.slow
 def test_a_folder_whose_script_needs_arguments_is_read(tmp_path: Path, typed: Typed) -> None:
     project(tmp_path, train=SCRIPT, net=NET)
     code, printed, _ = typed("init", str(tmp_path))
@@ -516,6 +525,8 @@ def test_a_folder_whose_script_needs_arguments_is_read(tmp_path: Path, typed: Ty
         ("torchrun --nproc_per_node 4 train.py --lr 1", Command("train.py", ("--lr", "1"), 4)),
         ("python -m torch.distributed.run --nproc-per-node=2 -m a.train", Command("a.train", (), 2)),
         ("torchrun --nnodes 2 --nproc_per_node 8 train.py", Command("train.py", (), 16)),
+        ("torchrun --nproc_per_node=gpu train.py", Command("train.py", (), 1, "--nproc_per_node=gpu")),
+        ("torchrun --nnodes 1:4 --nproc-per-node 8 train.py", Command("train.py", (), 8, "--nnodes=1:4")),
         ("accelerate launch --num_machines 2 --num_processes 8 train.py", Command("train.py", (), 8)),
         ("accelerate launch --mixed_precision bf16 -m package.train", Command("package.train")),
         ("folder", None),
