@@ -952,7 +952,7 @@ def lightnings(**changes: Any) -> dict[str, Any]:
     ("own", "length"),
     [
         ({"arguments": {"max_epochs": 3}}, {"max_epochs": 3}),
-        ({"arguments": {"max_steps": 2250}}, {"max_steps": math.ceil(36_000 / 64)}),
+        ({"arguments": {"max_steps": 2250}}, dict.fromkeys(("max_epochs", "max_steps"), math.ceil(36_000 / 64))),
         ({"samples": None}, {}),
     ],
 )

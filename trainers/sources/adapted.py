@@ -58,8 +58,9 @@ def own_run_of(model: nn.Module) -> OwnRun | None:
         return None
     if fit.trainer is None:
         return OwnRun("lightning")
-    said = of_lightning.settings(fit, fit.loader("train"))
-    return _own_run(said, library="lightning", arguments=of_lightning.length_of(fit.trainer))
+    loader = fit.loader("train")
+    said = of_lightning.settings(fit, loader)
+    return _own_run(said, library="lightning", arguments=of_lightning.length_of(fit.trainer, loader))
 
 
 def _own_run(said: Settings, **of_library: Any) -> OwnRun:

@@ -175,8 +175,7 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
         told += _of_trainer(trainer, keys)
     keys["optimizer"]["reference_batch_size"] = run.samples_per_step
     told = [*_schedule(fit.module, schedule, keys, run), *told]
-    in_steps = trainer is not None and trainer.max_steps > 0
-    return Settings(keys, tuple(told), run.samples, in_steps, run.processes)
+    return Settings(keys, tuple(told), run.samples, run.in_steps, run.processes)
 
 
 @dataclass(frozen=True)
@@ -191,6 +190,8 @@ class _Run:
     steps_per_epoch: float
     """Infinity of a stream."""
     processes: int = 1
+    in_steps: bool = False
+    """True if a number of steps or of batches ends it, and not one of passes."""
 
 
 def _run_of(trainer: Any, train_loader: DataLoader[Any]) -> _Run:
@@ -203,11 +204,18 @@ def _run_of(trainer: Any, train_loader: DataLoader[Any]) -> _Run:
     epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else math.inf
     steps = min(trainer.max_steps if trainer.max_steps > 0 else math.inf, epochs * steps_per_epoch)
     samples_per_step = batch * accumulation * processes
+    is_cut = in_epoch < num_batches(train_loader, 1.0, processes) and _counts_batches(trainer)
+    in_steps = trainer.max_steps > 0 or is_cut
     if math.isinf(steps):
-        return _Run(None, None, samples_per_step, steps_per_epoch, processes)
+        return _Run(None, None, samples_per_step, steps_per_epoch, processes, in_steps)
     of_epochs = math.inf if num_samples is None else epochs * min(num_samples, in_epoch * batch * processes)
     samples = min(steps * samples_per_step, of_epochs)  # the last step of an epoch may be smaller
-    return _Run(int(samples), int(steps), samples_per_step, steps_per_epoch, processes)
+    return _Run(int(samples), int(steps), samples_per_step, steps_per_epoch, processes, in_steps)
+
+
+def _counts_batches(trainer: Any) -> bool:
+    """True if an epoch ends after a number of batches, whatever their size."""
+    return isinstance(trainer.limit_train_batches, int)
 
 
 def _schedule(module: Any, found: _Scheduled | None, keys: dict[str, Any], run: _Run) -> Iterable[str]:
@@ -282,7 +290,9 @@ def _of_callbacks(callbacks: Iterable[Any]) -> list[str]:
     return told
 
 
-def length_of(trainer: Any) -> dict[str, int]:
-    """Return the arguments of a Trainer that say how long it trains."""
+def length_of(trainer: Any, train_loader: DataLoader[Any]) -> dict[str, int]:
+    """Return the arguments of a Trainer that say how long it trains, at another batch, too."""
+    if _counts_batches(trainer) and (steps := _run_of(trainer, train_loader).steps) is not None:
+        return {"max_steps": steps}
     told = {name: getattr(trainer, name) for name in ("max_epochs", "max_steps")}
     return {name: value for name, value in told.items() if value is not None and value > 0}

@@ -87,11 +87,14 @@ def _own_length(r: Recommendation) -> dict[str, int]:
     own = r.own_run.arguments if r.own_run else {}
     if r.real_run is None and (not own or "max_steps" not in own):
         return own
-    return {"max_steps": max_steps(r)}
+    # As many epochs as there could be: the Trainer's own might end it before, and what a module computes of -1 might be none.
+    return {"max_epochs": max_steps(r), "max_steps": max_steps(r)}
 
 
 def _own_notes(length: Mapping[str, int]) -> Iterator[str]:
     yield "give these to your Trainer in place of its own, and leave its others and your configure_optimizers as they are"
+    if "max_steps" in length:
+        yield "max_steps ends the run: max_epochs is there so that yours does not end it before"
     if not length:
         yield (
             "how long it trains is not known, since `from` returned no Trainer: give it your max_epochs, or a max_steps that takes as many "

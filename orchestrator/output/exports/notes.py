@@ -22,7 +22,8 @@ def header_of(r: Recommendation, *, has_own_groups: bool = False) -> list[str]:
         "batchscout",
         *(" ".join(line.split()) for line in said),
         f"effective batch {batch} = micro-batch {r.micro_batch_size} x accumulation "
-        f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank",
+        f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank"
+        + (", and the ranks are those of all nodes together" if r.world_size > 1 else ""),
         *(
             [
                 f"the study cut each step by tokens, at most {r.micro_batch_tokens} a micro-batch with its padding, so that a step had fewer "

@@ -24,7 +24,7 @@ from batchscout.trainers.before.source import Source
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.samples import first_of, loaded
 from batchscout.trainers.sources import objects
-from batchscout.trainers.sources.adapted import loaders_of, module_of, param_groups
+from batchscout.trainers.sources.adapted import loaders_of, module_of, own_run_of, param_groups
 from batchscout.trainers.sources.lightning_fit import Fit, fit_of
 from batchscout.trainers.step.learning_rate import factor_at
 from tests.support.tiny import cpu_run
@@ -129,6 +129,25 @@ def test_a_step_of_several_devices_takes_the_samples_of_all() -> None:
     said = said_of("several devices")
     assert (said.keys["optimizer"]["reference_batch_size"], said.keys["batch"]) == (32, {"micro_batch_size": 4})
     assert (said.run_samples, said.in_steps) == (3200, True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "samples", "in_steps", "length"),
+    [
+        (3, 24, True, {"max_steps": 6}),
+        (100, 66, False, {"max_steps": 18}),  # at a smaller batch there are as many
+        (0.5, 32, False, {"max_epochs": 2}),
+        (1.0, 66, False, {"max_epochs": 2}),
+    ],
+)
+def test_a_run_whose_epochs_end_after_a_number_of_batches_counts_steps(
+    limit: float, samples: int, in_steps: bool, length: dict[str, int]
+) -> None:
+    model = module_of((Module(), loader(), loader(8), trainer(max_epochs=2, limit_train_batches=limit)))
+    assert model is not None
+    own = own_run_of(model)
+    assert own is not None
+    assert (own.samples, own.in_steps, own.arguments) == (samples, in_steps, length)
 
 
 @pytest.mark.parametrize("form", FORMS)
