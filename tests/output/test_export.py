@@ -259,6 +259,15 @@ def test_lightning_optimizer_has_the_learning_rates_of_the_study(schedule: dict[
     assert rates(optimizer, scheduler["scheduler"], 100) == pytest.approx(ours(r, 100), rel=1e-9)
 
 
+@pytest.mark.parametrize("to", ["torch", "accelerate", "lightning"])
+def test_a_table_keeps_the_warm_up_that_the_study_had_beside_it(to: str) -> None:
+    table = {"type": "table", "factors": [1.0, 0.5, 0.1]}
+    r = recommendation(schedule=table, sample_budget=6400, warmup_samples=640)
+    text = export(r, to)
+    factor = (lightning_text(text)[1] if to == "lightning" else run(text, {}))["learning_rate_factor"]
+    assert [r.learning_rate * factor(step) for step in range(100)] == pytest.approx(ours(r, 100), rel=1e-9)
+
+
 @pytest.mark.parametrize("trainer", sorted({*WRITERS} - {"script"}))
 def test_no_trainer_is_given_more_digits_of_a_beta_than_six(trainer: str) -> None:
     given = with_optimizer(betas=[0.9, 0.9872585449014338])

@@ -19,10 +19,11 @@ def factor_lines(r: Recommendation, total: str | None = None) -> list[str]:
         return [*lines, f"    return min(warmup, 0.5 * (1 + math.cos(math.pi * {progress})))"]
     if factors := schedule.factors:
         return [
+            *lines,
             f"    factors = {[*factors]}  # at even distances from the first step to the last",
             f"    place = min(1.0, step / max(1, {steps} - 1)) * {len(factors) - 1}",
             f"    below = min(int(place), {len(factors) - 2})",
-            "    return factors[below] + (place - below) * (factors[below + 1] - factors[below])",
+            "    return min(warmup, factors[below] + (place - below) * (factors[below + 1] - factors[below]))",
         ]
     if schedule.type == "warmup_stable_decay" and schedule.decay:
         decay = decay_steps(r) if total is None else f"{schedule.decay!r} * {total}"
