@@ -796,6 +796,8 @@ def test_axolotl_has_its_own_words_for_adapters() -> None:
         "adapter": "lora", "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_linear": True,
     }  # fmt: skip
     assert "# bias of peft.LoraConfig cannot be expressed in axolotl" in text
+    assert "lora_target_modules" not in text
+    assert "name in lora_target_modules those that peft took" in export(recommendation(peft={"r": 8}), "axolotl")
 
 
 @pytest.mark.parametrize(

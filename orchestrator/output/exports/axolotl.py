@@ -108,6 +108,11 @@ def _notes(r: Recommendation) -> list[str]:
         notes.append(
             f"{cannot_be_said(r.optimizer, 'axolotl')} with the study's arguments: set optimizer and optim_args by hand"
         )
+    if r.peft is not None and "target_modules" not in r.peft:
+        notes.append(
+            "axolotl takes no layers by itself: name in lora_target_modules those that peft took for your model's family in the study "
+            "(peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING has them by model_type)"
+        )
     unsaid = [name for name in r.peft or () if name not in _ADAPTERS]
     if unsaid:
         notes.append(f"{', '.join(unsaid)} of peft.LoraConfig cannot be expressed in axolotl")
