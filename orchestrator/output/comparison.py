@@ -17,6 +17,7 @@ from batchscout.orchestrator.output.rows import labelled_lines, table_lines
 from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.storage.place import RunPlace
 from batchscout.orchestrator.units import bytes_text, rate_text, share_text
 from batchscout.trainers.files import quoted
 from batchscout.trainers.metrics import metric_of
@@ -91,15 +92,17 @@ class Comparison:
         }
 
 
-def read_sides(first: Path, second: Path) -> tuple[Side, Side]:
-    """Return the two studies that these run directories hold. Raises ValueError where there are no two."""
-    if first.absolute() == second.absolute():
-        raise ValueError(f"{quoted(first)} is given twice; to compare, give the run directories of two studies")
-    one, other = (
+def read_sides(first: Path, second: Path, places: tuple[RunPlace, RunPlace] | None = None) -> tuple[Side, Side]:
+    """Return the two studies that these run directories hold. places: where people know them, if these are copies of what an object store
+    has. Raises ValueError where there are no two."""
+    one, other = places or (first, second)
+    if _parts(one) == _parts(other):
+        raise ValueError(f"{quoted(str(one))} is given twice; to compare, give the run directories of two studies")
+    sides = [
         Side(label, study.config, study.replayed, study.recommendation)
-        for label, study in zip(labels(first, second), map(load, (first, second)), strict=True)
-    )
-    return one, other
+        for label, study in zip(labels(one, other), map(load, (first, second)), strict=True)
+    ]
+    return sides[0], sides[1]
 
 
 def compared(first: Side, second: Side) -> Comparison:
@@ -219,9 +222,18 @@ def _text(key: str, value: JsonValue, side: Side) -> str:
     return config_text(value)
 
 
-def labels(first: Path, second: Path) -> tuple[str, str]:
+def _parts(place: RunPlace) -> tuple[str, ...]:
+    """Return the folders that lead to a run directory, and its own name."""
+    return (
+        place.absolute().parts
+        if isinstance(place, Path)
+        else tuple(place.at("").partition("?")[0].rstrip("/").split("/"))
+    )
+
+
+def labels(first: RunPlace, second: RunPlace) -> tuple[str, str]:
     """Return the names of two run directories, with as much of their paths as tells them apart."""
-    one, other = first.absolute().parts, second.absolute().parts
+    one, other = _parts(first), _parts(second)
     length = 1
     while one[-length:] == other[-length:] and length < max(len(one), len(other)):
         length += 1

@@ -6,7 +6,7 @@ import difflib
 import math
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -25,6 +25,7 @@ from batchscout.orchestrator.study.events import Interrupted, RunBegan, Started
 from batchscout.orchestrator.study.history import Change, history_of
 from batchscout.orchestrator.study.run_directory import trial_directory
 from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.storage.place import ObjectStore
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Metrics, Trial, TrialState
 from batchscout.orchestrator.units import bytes_text, counted, number_text, seconds_text
 from batchscout.trainers.files import own_file, quoted
@@ -238,6 +239,12 @@ def _files(run_dir: Path, trial_id: str) -> dict[str, str]:
     size = sum(path.stat().st_size for path in checkpoints)
     kept = {str(directory / "checkpoints"): f"{counted(len(checkpoints), 'checkpoint')}, {bytes_text(size)}"}
     return found | (kept if checkpoints else {})
+
+
+def kept_at(told: Explanation, copy: Path, store: ObjectStore) -> Explanation:
+    """Return what a copy of a run directory tells, with the paths of its files in the store."""
+    files = {store.at(str(Path(path).relative_to(copy.absolute()))): text for path, text in told.files.items()}
+    return replace(told, files=files)
 
 
 def print_explanation(told: Explanation, state: str) -> None:

@@ -93,7 +93,7 @@ def _write_comparison(first: RunPlace, second: RunPlace) -> int:
     from batchscout.orchestrator.output.report.comparison import write_comparison
 
     with copy_to_read(first) as one_dir, copy_to_read(second) as other_dir:
-        one, other = read_sides(one_dir, other_dir)
+        one, other = read_sides(one_dir, other_dir, (first, second))
         write_comparison(other_dir / "comparison.html", one, other)
         if not isinstance(second, Path):
             second.upload(other_dir / "comparison.html", "comparison.html")
@@ -106,7 +106,7 @@ def compare(arguments: argparse.Namespace) -> int:
     from batchscout.orchestrator.output.comparison import compared, print_comparison, read_sides
 
     with copy_to_read(arguments.run_dir) as one, copy_to_read(arguments.other) as other:
-        both = compared(*read_sides(one, other))
+        both = compared(*read_sides(one, other, (arguments.run_dir, arguments.other)))
     if arguments.json:
         print(json.dumps(both.to_json(), indent=2))
     else:
@@ -116,12 +116,14 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def explain(arguments: argparse.Namespace) -> int:
     """Show why a trial ran, what was decided with it, its result, and what it cost."""
-    from batchscout.orchestrator.output.explained import print_explanation
+    from batchscout.orchestrator.output.explained import kept_at, print_explanation
     from batchscout.orchestrator.output.loaded import load
     from batchscout.orchestrator.output.status import state_text
 
     with copy_to_read(arguments.run_dir) as run_dir:
         told = load(run_dir).explain(arguments.trial)
+        if not isinstance(arguments.run_dir, Path):
+            told = kept_at(told, run_dir, arguments.run_dir)
     state = state_text(told.state, is_driven=_is_driven(arguments.run_dir))
     if arguments.json:
         print(json.dumps(told.to_json(), indent=2))

@@ -24,6 +24,7 @@ from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.study.events import FactsRead
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.storage.place import run_place_of
 from batchscout.trainers.config import Schedule
 from tests.support.example_study import example_config, example_recommendation, example_study, tell
 from tests.support.outcome import GOLDEN, RECORDED
@@ -107,14 +108,29 @@ def test_keys_are_told_by_their_paths() -> None:
 
 @pytest.mark.parametrize(
     ("first", "second", "named"),
-    [("runs/a", "runs/b", ("a", "b")), ("old/run", "new/run", ("old/run", "new/run")), ("run", "x/run", None)],
+    [
+        ("runs/a", "runs/b", ("a", "b")),
+        ("old/run", "new/run", ("old/run", "new/run")),
+        ("run", "x/run", None),
+        ("s3://b/runs/a/?region=r", "s3://b/runs/b", ("a", "b")),
+        ("s3://b/runs/a", "gs://c/runs/a", ("b/runs/a", "c/runs/a")),
+        ("s3://b/runs/a", "runs/a", None),
+    ],
 )
 def test_run_directories_are_named_by_what_tells_them_apart(
     first: str, second: str, named: tuple[str, str] | None
 ) -> None:
-    found = labels(Path(first), Path(second))
+    found = labels(run_place_of(first), run_place_of(second))
     assert found[0] != found[1]
     assert named is None or found == named
+
+
+def test_copies_of_what_a_store_has_are_known_by_their_places_there(tmp_path: Path) -> None:
+    copies = [shutil.copytree(GOLDEN, tmp_path / name) for name in ("x1", "x2")]
+    one, other = (run_place_of(f"s3://b/runs/{name}") for name in ("a", "b"))
+    assert [one.label for one in read_sides(copies[0], copies[1], (one, other))] == ["a", "b"]
+    with pytest.raises(ValueError, match="s3://b/runs/a is given twice"):
+        read_sides(copies[0], copies[1], (one, one))
 
 
 def test_a_loss_far_above_all_others_does_not_flatten_them(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from batchscout.orchestrator.output.explained import Explanation
+from batchscout.orchestrator.output.explained import Explanation, kept_at
 from batchscout.orchestrator.output.loaded import load
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import (
@@ -29,6 +29,7 @@ from batchscout.orchestrator.study.events import (
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.run_directory import trial_directory
+from batchscout.orchestrator.study.storage.place import ObjectStore
 from batchscout.orchestrator.study.trial import Proposal, TrialState
 from batchscout.trainers.config import DataConfig, ModelConfig, TrialConfig
 from batchscout.trainers.notices import NoticeKind
@@ -166,6 +167,10 @@ def test_what_a_trial_has_left_is_named_with_its_path(tmp_path: Path) -> None:
         str(folder / "try1-error-rank0.log"): "of an earlier try",
         str(folder / "steps.jsonl"): "loss, gradient norm and learning rate of every step",
     }
+    stored = kept_at(told, tmp_path / "run", ObjectStore("s3://b/runs/a"))
+    assert list(stored.files) == [
+        f"s3://b/runs/a/{path.relative_to(tmp_path / 'run')}" for path in map(Path, told.files)
+    ]
 
 
 @pytest.mark.parametrize(
