@@ -10,6 +10,7 @@ from batchscout.orchestrator.config.load import read_yaml, spell_out
 from batchscout.orchestrator.doctor.facts import Needs
 from batchscout.trainers.data.corpus import FILE_FORMATS
 from batchscout.trainers.files import quoted
+from batchscout.trainers.knobs.optimizer_8bit import NAME
 
 
 def tree_of(study: Path) -> dict[str, Any]:
@@ -28,8 +29,10 @@ def needs_of(tree: Mapping[str, Any]) -> Needs:
     uses_hf = model.get("target") == "hf" or tree.get("loss") == "transformers"
     libraries = {
         "transformers": uses_hf or "transformers" in source,
+        "accelerate": "transformers" in source,  # no Trainer can be made without
         "lightning": "lightning" in source,
         "peft": bool(model.get("peft")),
+        "torchao": _optimizer_type(tree) in ("adamw_8bit", "adamw_4bit") or NAME in _memory_knobs(tree),
     }
     named = [
         _section(model, "kwargs").get("name") if model.get("target") == "hf" else None,
@@ -45,6 +48,23 @@ def needs_of(tree: Mapping[str, Any]) -> Needs:
     )
 
 
+def _optimizer_type(tree: Mapping[str, Any]) -> Any:
+    optimizer = tree.get("optimizer")  # its type alone is taken for it, too
+    return _section(tree, "optimizer").get("type") if isinstance(optimizer, dict) else optimizer
+
+
+def _memory_knobs(tree: Mapping[str, Any]) -> list[Any]:
+    """Return those that the study has for every trial, and those that its stages try."""
+    found = [one.get("memory_knobs") for one in (tree, *_stages(tree))]
+    return [name for names in found if isinstance(names, list) for name in names]
+
+
+def _stages(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the stages of which more than the type is said."""
+    stages = tree.get("stages")
+    return [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+
+
 def _section(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = tree.get(key)
     return found if isinstance(found, dict) else {}
@@ -52,8 +72,7 @@ def _section(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _compiles(tree: Mapping[str, Any]) -> bool:
     """False where the frontier, or the study without one, compiles nothing."""
-    stages = tree.get("stages")
-    told = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    told = _stages(tree)
     lists = [stage.get("compile") for stage in told if stage.get("type") in ("frontier", "grid")]
     if not told or lists:
         return not told or any(one != [False] for one in lists)

@@ -136,8 +136,7 @@ def test_a_study_goes_on_from_the_store_after_its_driver_and_its_disk_are_gone(
     assert page.startswith(b"<!DOCTYPE html>")
     assert "micro-batch" in said("explain", store, events(store, "ended")[0]["id"])
     assert "per_device_train_batch_size" in said("export", store, "--to", "hf")
-    assert said("compare", store, GOLDEN / "quickstart").startswith("one and quickstart
-")
+    assert said("compare", store, GOLDEN / "quickstart").startswith("one and quickstart\n")
     kept = [name for name in store.stored("trials") if name.endswith(".pt")]
     assert {name.split("/")[1] for name in kept} == {one["id"] for one in events(store, "ended")}, "as in a folder"
     assert "learning_rate" in said("run", file, "--dir", store, "--set", "stages.0.learning_rate=[3e-3]", code=2)
