@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -325,23 +326,95 @@ def is_over_batches(loop: ast.For) -> bool:
     return range_of(loop) is None
 
 
+def is_over_words(loop: Loop) -> bool:
+    """True of `for phase in ["train", "val"]`: of its rounds one trains."""
+    parts = loop.iter.elts if isinstance(loop, ast.For) and isinstance(loop.iter, ast.List | ast.Tuple) else []
+    return any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in parts)
+
+
 def ends_at(
-    loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any]
+    loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any], changing: Collection[str] = ()
 ) -> Iterator[tuple[str, float, ast.Compare]]:
-    """Yield what is compared with a number where a loop ends, in its head and before each `break`, that number, and the comparison."""
-    tests = [loop.test] if isinstance(loop, ast.While) else []
-    tests += [
-        one.test
-        for one in _own_statements(loop)
-        if isinstance(one, ast.If) and any(isinstance(s, ast.Break) for s in one.body)
-    ]
-    for node in (one for test in tests for one in ast.walk(test)):
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.Eq):
+    """Yield what is compared with a number where a loop surely ends, in its head and before each `break`, that number, and the comparison.
+
+    changing: names that may stand for something else in a later round, beside those that the loop itself gives values to.
+    """
+    known = same_in_each_round(place, value_of, {*changing, *assigned([loop])})
+    tests: list[tuple[ast.expr, bool, Collection[str] | None]] = []
+    if isinstance(loop, ast.While):
+        tests.append((loop.test, False, None))
+    tests += [(test, True, counted) for test, counted in _tests_before_break(loop.body, known)]
+    for test, ends, counted in tests:
+        for node in _deciding(test, known, ends=ends):
             # `step + 1 >= most`
             left = one.left if isinstance(one := node.left, ast.BinOp) and isinstance(one.op, ast.Add) else one
-            value = value_of(node.comparators[0], place)
-            if (name := _dotted(left)) and isinstance(value, int | float) and not isinstance(value, bool) and value > 1:
+            name, value = _dotted(left), known(node.comparators[0])
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and value > 1
+            if name and is_number and (counted is None or name in counted):
                 yield name, float(value), node
+
+
+Known = Callable[[ast.expr], Any]
+"""What an expression stands for, if that is the same in each round of the loops; None of any other."""
+
+
+def same_in_each_round(place: Any, value_of: Callable[[ast.expr, Any], Any], changing: Collection[str]) -> Known:
+    return lambda node: None if _read(node) & {*changing} else value_of(node, place)
+
+
+def is_true(test: ast.expr, known: Known) -> bool | None:
+    """Return whether a test is true in each round; None where that is not known, or is so in some."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return None if (found := is_true(operand, known)) is None else not found
+        case ast.BoolOp(op=op, values=values):
+            decides, found = isinstance(op, ast.Or), {is_true(one, known) for one in values}
+            return decides if decides in found else None if None in found else not decides
+        case ast.Call(func=ast.Name("isinstance"), args=[one, kind]):
+            value, known_kind = known(one), known(kind)
+            return isinstance(value, known_kind) if value is not None and isinstance(known_kind, type) else None
+        case _:
+            try:
+                return None if (value := known(test)) is None else bool(value)
+            except Exception:  # of a tensor of several numbers
+                return None
+
+
+def _tests_before_break(
+    body: Iterable[ast.stmt], known: Known, counted: Collection[str] | None = None
+) -> Iterator[tuple[ast.expr, Collection[str] | None]]:
+    """Yield the tests before each `break`: with None where they are made in each round of a loop, and with the names that go up beside them where
+    they are made in some: `if is_step: step += 1; if step >= most: break`."""
+    for one in body:
+        match one:
+            case ast.If(test=test, body=then, orelse=otherwise):
+                if any(isinstance(last, ast.Break) for last in then):
+                    yield test, counted
+                truth = is_true(test, known)
+                if truth is not None:
+                    yield from _tests_before_break(then if truth else otherwise, known, counted)
+                for branch in (then, otherwise) if truth is None else ():
+                    added = {_dotted(inner.target) for inner in branch if isinstance(inner, ast.AugAssign)}
+                    yield from _tests_before_break(branch, known, added)
+            case ast.With(body=inner) | ast.Try(body=inner):
+                yield from _tests_before_break(inner, known, counted)
+
+
+def _deciding(test: ast.expr, known: Known, *, ends: bool) -> Iterator[ast.Compare]:
+    """Yield the comparisons with something that goes up, each of which alone gives a test the value at which a loop ends: parts of an `or` before a
+    `break` and of an `and` in the head of a `while`; of the other one the only part that is not known to have that value."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield from _deciding(operand, known, ends=not ends)
+        case ast.BoolOp(op=op, values=values):
+            one_is_enough = isinstance(op, ast.Or) is ends
+            others = [one for one in values if is_true(one, known) is not ends]
+            for one in values if one_is_enough else others if len(others) == 1 else []:
+                yield from _deciding(one, known, ends=ends)
+        case ast.Compare(ops=[ast.Gt() | ast.GtE() | ast.Eq()]) if ends:
+            yield test
+        case ast.Compare(ops=[ast.Lt() | ast.LtE()]) if not ends:
+            yield test
 
 
 def rounds_before(loop: ast.For, end: float, test: ast.Compare, line: int) -> int:
@@ -365,16 +438,50 @@ def _own_statements(loop: Loop) -> Iterator[ast.AST]:
             pending += ast.iter_child_nodes(one)
 
 
-def counted_in(loop: Loop, name: str) -> tuple[Loop, bool] | None:
-    """Return the loop in which a name is counted up, and whether only in some of its rounds; None where it is not."""
+def counted_in(loop: Loop, name: str) -> tuple[Loop, bool, ast.expr] | None:
+    """Return the loop in which a name is counted up, whether only in some of its rounds, and by what; None where it is not."""
     for one in _own_statements(loop):
         if isinstance(one, ast.For | ast.While) and (found := counted_in(one, name)) is not None:
             return found
     for statement in loop.body:
         for one in ast.walk(statement):
             if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Add) and _dotted(one.target) == name:
-                return loop, one is not statement
+                return loop, one is not statement, one.value
     return None
+
+
+def changed_by(loops: Sequence[Loop], tree: ast.Module) -> set[str]:
+    """Return what loops give values to, and the attributes to which functions of their file do that they call. Of a loop over words it is the
+    same whenever it trains."""
+    defined = {one.name: one.body for one in ast.walk(tree) if isinstance(one, _FUNCTIONS)}
+    words = {name for loop in loops if isinstance(loop, ast.For) and is_over_words(loop) for name in targets_of(loop)}
+    found, pending = assigned(loops) - words, list[ast.AST](loops)
+    while pending:
+        calls = (one for one in ast.walk(pending.pop()) if isinstance(one, ast.Call))
+        called = {getattr(one.func, "attr", getattr(one.func, "id", "")) for one in calls} & defined.keys()
+        bodies = [defined.pop(name) for name in called]
+        found |= {name for body in bodies for name in assigned(body) if "." in name}
+        pending += itertools.chain.from_iterable(bodies)
+    return found
+
+
+def handed_on(tree: ast.Module, at: Position, function: ast.AST, changing: Collection[str]) -> set[str]:
+    """Return the names of a function that may stand for something else in another of its calls from a place: attributes, arguments that are made of
+    what does there, and what the function makes of these. changing: the names of the place that do."""
+    if not isinstance(function, _FUNCTIONS):
+        return {*changing}
+    arguments = [one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+    own = {*arguments, *assigned(function.body)}
+    found = {name for name in changing if "." in name or name not in own}
+    by_place = [one for one in arguments if one not in ("self", "cls")]
+    for call in (one for level in levels_of(tree, at)[-1:] for one in ast.walk(level.statement)):
+        if isinstance(call, ast.Call) and position_of(call) == at:
+            given = [*zip(by_place, call.args, strict=False), *((word.arg, word.value) for word in call.keywords)]
+            found |= {name for name, value in given if name and _read(value) & {*changing}}
+    for one in walk_own(function):
+        if isinstance(one, ast.Assign) and _read(one.value) & found:
+            found |= assigned([one])
+    return found
 
 
 def is_set_in(loop: Loop, name: str) -> bool:

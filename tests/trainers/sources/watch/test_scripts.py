@@ -1483,6 +1483,19 @@ LENGTHS = {
     "import itertools\nfor x, y in itertools.islice(itertools.cycle(train_loader), 70):\n    STEP": 420,
     "step = 0\nwhile True:\n    for x, y in train_loader:\n        STEP\n        step += 1\n        if step >= 25: break\n    if step >= 25: break": 150,
     "import time\nfor epoch in range(5):\n    for x, y in train_loader:\n        STEP\n        if time.time() - 5 > 1e12: break": 300,
+    "debug = False\nfor epoch in range(5):\n    for i, (x, y) in enumerate(train_loader):\n        STEP\n        if debug and i >= 4: break": 300,
+    "debug = False\nfor epoch in range(5):\n    for i, (x, y) in enumerate(train_loader):\n        STEP\n        if debug:\n            if i >= 4: break": 300,
+    "debug = True\nfor epoch in range(5):\n    for i, (x, y) in enumerate(train_loader):\n        STEP\n        if debug:\n            if i >= 4: break": 150,
+    "for epoch in range(5):\n    for x, y in train_loader:\n        STEP\n    if epoch >= 2 and bad >= 3: break": 300,
+    "best = 0\nfor epoch in range(5):\n    for x, y in train_loader:\n        STEP\n    if epoch > best + 2: break\n    best = epoch": 300,
+    "def run(epoch):\n    for i, (x, y) in enumerate(train_loader):\n        STEP\n        if epoch == 0 and i >= 3: break\nfor n in range(5): run(n)": 300,
+    "class At:\n    best = 2\n    def note(self, epoch): self.best = epoch + 9\nself = At()\nfor epoch in range(5):\n    for x, y in train_loader:\n        STEP\n    self.note(epoch)\n    if epoch >= self.best: break": 300,
+    "step, most = 0, 25\nfor epoch in range(5):\n    for x, y in train_loader:\n        STEP\n        step += 1\n        if most > 0 and step >= most: break\n    if most > 0 and step >= most: break": 150,
+    "step = 0\nfor epoch in range(5):\n    for x, y in train_loader:\n        STEP\n        if x is not None:\n            step += 1\n            if step >= 25: break\n    if step >= 25: break": 150,
+    "seen = 0\nwhile True:\n    for x, y in train_loader:\n        STEP\n        seen += 6\n        if seen >= 150: break\n    if seen >= 150: break": 150,
+    "seen = 0\nwhile seen < 120:\n    for x, y in train_loader:\n        STEP\n        seen += len(x)": None,
+    "for epoch in range(5):\n    for n, (x, y) in zip(range(1000), train_loader):\n        STEP": 300,
+    "import itertools\nfor epoch in range(5):\n    for x, y in itertools.islice(train_loader, 1000):\n        STEP": 300,
 }
 
 
@@ -1540,6 +1553,23 @@ def test_the_length_of_a_run_is_that_of_its_loops(folder: Path, loop: str) -> No
     step = "optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()"
     text = f"optimizer, bad = torch.optim.Adam(net.parameters()), 0\n{loop.replace('STEP', step)}\n"
     assert keys_of(watched(folder, text))["run_samples"] == LENGTHS[loop]
+
+
+@pytest.mark.parametrize(
+    ("loop", "in_steps"),
+    [
+        ("for epoch in range(4):\n    for x, y in train_loader:\n        STEP", False),
+        ("epoch = 0\nwhile epoch < 4:\n    for x, y in train_loader:\n        STEP\n    epoch += 1", False),
+        ("for epoch in range(4):\n    batches = iter(train_loader)\n    for n in range(len(train_loader)):\n        x, y = next(batches)\n        STEP", False),
+        ("batches = endless(train_loader)\nfor step in range(40):\n    x, y = next(batches)\n    STEP", True),
+        ("for epoch in range(8):\n    for i, (x, y) in enumerate(train_loader):\n        STEP\n        if i >= 4: break", True),
+    ],
+)  # fmt: skip
+def test_a_run_counts_steps_or_passes_over_the_data(folder: Path, loop: str, in_steps: bool) -> None:
+    step = "optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()"
+    head = "def endless(loader):\n    while True:\n        yield from loader\noptimizer = torch.optim.Adam(net.parameters())"
+    said = settings_of(watched(folder, f"{head}\n{loop.replace('STEP', step)}\n"), None)
+    assert (said.run_samples, said.in_steps) == (240, in_steps)
 
 
 ROWS = {
