@@ -65,43 +65,45 @@ def is_set_around(place: Place, seen: Seen) -> bool:
 
 def _sets_rate(node: ast.AST, place: Place, optimizer: Optimizer, known: set[Any]) -> bool:
     """known: the code of the functions that were looked into."""
-    groups = {
-        one.target.id
-        for one in ast.walk(node)
-        if isinstance(one, ast.For | ast.comprehension)
-        and isinstance(one.target, ast.Name)
-        and "param_groups" in ast.unparse(one.iter)
-    }
-    for one in ast.walk(node):
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AugAssign) else []
-        if any(_is_rate_of_group(target, groups) for target in targets):
-            return True
-        if (
-            isinstance(one, ast.Call)
-            and any(given.arg == "lr" for given in one.keywords)
-            and _updates_group(one, groups)
-        ):
-            return True
-        if isinstance(one, ast.Call) and _call_sets_rate(one, place, optimizer, known):
-            return True
-    return False
+    inside = list(ast.walk(node))
+    loops = [one for one in inside if isinstance(one, ast.For | ast.comprehension)]
+    return any(
+        any(_is_group(owner, loops, place, optimizer) for owner in _whose_rate(one))
+        or (isinstance(one, ast.Call) and _call_sets_rate(one, place, optimizer, known))
+        for one in inside
+    )
 
 
-def _is_rate_of_group(target: ast.expr, groups: set[str]) -> bool:
-    """True of `group["lr"]`. What a script logs is called so, too: `metrics["lr"]`. groups: the names of loops over groups."""
-    if not (isinstance(target, ast.Subscript) and ast.unparse(target.slice) == "'lr'"):
-        return False
-    return _is_group(ast.unparse(target.value), groups)
+def _whose_rate(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield whose rate a node sets, `group["lr"] = ...` or `group.update(lr=...)`. What a script logs is called so, too: `metrics["lr"]`."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+    for one in targets:
+        if isinstance(one, ast.Subscript) and ast.unparse(one.slice) == "'lr'":
+            yield one.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update":
+        yield from (node.func.value for given in node.keywords if given.arg == "lr")
 
 
-def _updates_group(call: ast.Call, groups: set[str]) -> bool:
-    """True of `group.update(lr=...)`."""
-    owner, _, name = ast.unparse(call.func).rpartition(".")
-    return name == "update" and _is_group(owner, groups)
+def _is_group(
+    owner: ast.expr, loops: Sequence[ast.For | ast.comprehension], place: Place, optimizer: Optimizer
+) -> bool:
+    """True of a group of the optimizer: by its name or its value, or as one of those that a loop goes through."""
+    text, groups = ast.unparse(owner), optimizer.param_groups
+    if "param_groups" in text or re.fullmatch(r".*group|pg|g", text) is not None:
+        return True
+
+    def is_one(value: Any) -> bool:
+        return any(value is one for one in groups)
+
+    given_by = (one.iter for one in loops if text in {getattr(part, "id", None) for part in ast.walk(one.target)})
+    parts = [part for over in given_by for part in ast.walk(over) if isinstance(part, ast.Name | ast.Attribute)]
+    lists = [values for part in parts if isinstance(values := value_of(part, place), list | tuple)]
+    has_the_name = any("groups" in ast.unparse(part) for part in parts)
+    return has_the_name or is_one(value_of(owner, place)) or any(is_one(one) for values in lists for one in values)
 
 
-def _is_group(owner: str, groups: set[str]) -> bool:
-    return owner in groups or "param_groups" in owner or re.fullmatch(r".*group|pg|g", owner) is not None
+_ONLY_TELLS = re.compile("_*(get|save|load|state|zero|print|log|backward)")
+"""Of the methods of a library's object, by their names: they leave the rate as it is."""
 
 
 def _call_sets_rate(call: ast.Call, place: Place, optimizer: Optimizer, known: set[Any]) -> bool:

@@ -599,6 +599,8 @@ SET_RATE = "optimizer.param_groups[0]['lr'] ="
         {"by_pass": "rate = 0.1 if epoch < 1 else 0.9 * rate\n    optimizer.param_groups[0]['lr'] = rate"},
         {"after_pass": f"{SET_RATE} max(0.02, 0.5 * optimizer.param_groups[0]['lr'])"},
         {"by_batch": f"if step > 20: {SET_RATE} 0.98 * optimizer.param_groups[0]['lr']", "after_batch": "step += 1"},
+        {"by_pass": "if epoch in (2, 4):\n        for i, p in enumerate(optimizer.param_groups): p['lr'] *= 0.1"},
+        {"by_pass": "for p, lr in zip(optimizer.param_groups, [0.1 * 0.5 ** epoch]): p['lr'] = lr"},
     ],
 )  # fmt: skip
 def test_a_rate_that_the_script_sets_itself_is_the_one_of_each_step(folder: Path, when: dict[str, str]) -> None:
@@ -623,6 +625,8 @@ def test_a_rate_that_the_script_sets_itself_is_the_one_of_each_step(folder: Path
         {"by_pass": "optimizer.param_groups[0].update(lr=0.1 / (1 + epoch))"},
         {"by_pass": "{0: stairs, 1: down}[cosine](optimizer, epoch)"},
         {"by_pass": "(lambda: stairs(optimizer, epoch))()"},
+        {"by_pass": "them = optimizer.param_groups\n    if epoch > 2:\n        for p in them: p['lr'] = 0.01"},
+        {"by_pass": "first = optimizer.param_groups[0]\n    if epoch > 2: first['lr'] = 0.01"},
     ],
 )  # fmt: skip
 def test_a_rate_is_followed_exactly_or_told(folder: Path, when: dict[str, str]) -> None:
