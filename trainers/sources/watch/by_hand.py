@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from batchscout.trainers.sources.schedules import is_alike, spread
-from batchscout.trainers.sources.watch.length import rounds_of
+from batchscout.trainers.sources.watch.length import changing_at, rounds_of
 from batchscout.trainers.sources.watch.observer import Place, Seen, value_of
 from batchscout.trainers.sources.watch.statements import (
     Level,
@@ -57,8 +57,8 @@ _OF_VALUES = ("get", "index", "count", "item", "keys", "values", "items", "forma
 
 
 def is_set_around(place: Place, seen: Seen) -> bool:
-    """True if a loop of the run around a place sets a rate, itself or in a function that it calls, or steps a library's object that holds the optimizer and is
-    no schedule of torch's."""
+    """True if a loop of the run around a place sets a rate, itself or in a function that it calls, or calls a library's object that holds the optimizer and is
+    no schedule of torch's, which may set it."""
     loops = seen.loops_of(place) if place.is_the_scripts else []
     return bool(loops) and _sets_rate(loops[-1], place, seen.steps[0].optimizer, set())
 
@@ -116,18 +116,18 @@ def _call_sets_rate(call: ast.Call, place: Place, optimizer: Optimizer, known: s
         return False
     takes_it = any(isinstance(one, ast.Name) and place.get(one.id) is optimizer for one in call.args)
     is_a_librarys = code is not None and "site-packages" in code.co_filename
-    if is_a_librarys and name.startswith("step") and _holds(of, optimizer):
+    if is_a_librarys and not _ONLY_TELLS.match(name) and _holds(of, optimizer):
         return True
     if code is None and takes_it and not isinstance(call.func, ast.Name | ast.Attribute):
         return True  # `table[name](optimizer)`: it may
     if code is None or code in known or (is_a_librarys and not takes_it):
         return False
     known.add(code)
-    found = _function(code)
-    return found is not None and _sets_rate(found, _inside(place, called, of), optimizer, known)
+    found = function_of(code)
+    return found is not None and _sets_rate(found, inside_of(place, called, of), optimizer, known)
 
 
-def _inside(place: Place, called: Any, owner: Any) -> Place:
+def inside_of(place: Place, called: Any, owner: Any) -> Place:
     """Return the place within a function, whose arguments are not known. owner: whose method it is."""
     local = {"self": owner}
     return replace(place, file=called.__code__.co_filename, local=local, global_=called.__globals__)
@@ -140,7 +140,7 @@ def _holds(owner: Any, optimizer: Optimizer) -> bool:
     return any(value is optimizer for value in getattr(owner, "__dict__", {}).values())
 
 
-def _function(code: CodeType) -> ast.AST | None:
+def function_of(code: CodeType) -> ast.AST | None:
     """Return the syntax tree of a function; None where its file is not there, or it has no name."""
     if not Path(code.co_filename).is_file():
         return None
@@ -155,7 +155,7 @@ def _function(code: CodeType) -> ast.AST | None:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """A body on the way to backward."""
 
     level: Level
@@ -169,7 +169,7 @@ class _Setting:
     """Statements that set the rate in each round of a loop, and make what they read for that."""
 
     statements: list[ast.stmt]
-    part: _Part
+    part: Part
     is_after: bool
     """Of backward: they set the rate of the next round."""
     reads: set[str]
@@ -199,12 +199,11 @@ class _Counter:
 def rates_by_hand(seen: Seen, num_steps: int, steps_per_pass: float | None) -> list[float] | None:
     """Return the rates that the script's own statements set over the run: they are run again, with what they count. None where they read
     what is not counted, would do more than set the rate, or do not give the rates that were seen."""
-    parts, each = _parts(seen), _micro_batches(seen)
-    per_pass = _steps_of_pass(parts, steps_per_pass, each)
+    parts, each = parts_of(seen), _micro_batches(seen)
+    per_pass = steps_of_pass(parts, steps_per_pass, seen)
     if seen.together:
         return None
-    if per_pass and steps_per_pass:  # whose last batch may be smaller
-        num_steps = max(2, round(num_steps * per_pass / steps_per_pass))
+    num_steps = in_whole_steps(num_steps, per_pass, steps_per_pass)
     steps = [0, 1, *spread(num_steps)]
     rates = _rates_apart(seen, parts, steps, per_pass, each) or _rates_in_turn(seen, parts, steps, per_pass, each)
     seen_so = rates is not None and all(
@@ -219,7 +218,7 @@ def rates_by_hand(seen: Seen, num_steps: int, steps_per_pass: float | None) -> l
 
 
 def _rates_apart(
-    seen: Seen, parts: Sequence[_Part], steps: Sequence[int], per_pass: int | None, each: int
+    seen: Seen, parts: Sequence[Part], steps: Sequence[int], per_pass: int | None, each: int
 ) -> list[list[float]] | None:
     """Return the rates of the groups in some steps, from statements that need nothing of the step before."""
     setting = _the_setting(seen, parts, per_pass, in_turn=False)
@@ -233,7 +232,7 @@ def _rates_apart(
 
 
 def _rates_in_turn(
-    seen: Seen, parts: Sequence[_Part], steps: Sequence[int], per_pass: int | None, each: int
+    seen: Seen, parts: Sequence[Part], steps: Sequence[int], per_pass: int | None, each: int
 ) -> list[list[float]] | None:
     """Return the same from statements that go on from the rate of the time before, `lr = 0.9 * lr`: they are run as often as the script does."""
     setting = _the_setting(seen, parts, per_pass, in_turn=True)
@@ -252,7 +251,7 @@ def _rates_in_turn(
     return rates and [rates[step // between] for step in steps]
 
 
-def _the_setting(seen: Seen, parts: Sequence[_Part], per_pass: int | None, *, in_turn: bool) -> _Setting | None:
+def _the_setting(seen: Seen, parts: Sequence[Part], per_pass: int | None, *, in_turn: bool) -> _Setting | None:
     """Return the statements that set the rate; None where there are others elsewhere, or they are run in rounds of unknown length."""
     settings = [one for part in parts for one in _settings(part, parts, seen, in_turn=in_turn)]
     if len(settings) != 1 or settings[0].part.ring > (per_pass is not None):
@@ -260,7 +259,7 @@ def _the_setting(seen: Seen, parts: Sequence[_Part], per_pass: int | None, *, in
     return settings[0]
 
 
-def _is_known(setting: _Setting, parts: Sequence[_Part], known: set[str], seen: Seen) -> bool:
+def _is_known(setting: _Setting, parts: Sequence[Part], known: set[str], seen: Seen) -> bool:
     """True if the statements can be run again. known: names whose values are known in each round."""
     place = setting.part.place
     unknown = (_changing(parts, place) & setting.reads) - known
@@ -273,7 +272,7 @@ def _values(counters: Mapping[str, _Counter], counts: Mapping[str, int], setting
     return {name: one.value(counts, setting) for name, one in counters.items()}
 
 
-def _is_made_by(setting: _Setting, name: str, parts: Sequence[_Part]) -> bool:
+def _is_made_by(setting: _Setting, name: str, parts: Sequence[Part]) -> bool:
     """True of a name that nothing in the loops but these statements gives a value, in the function of the outermost loop: it keeps it until they are run
     again."""
     loops = [one.level.owner for one in parts if isinstance(one.level.owner, Loop)]
@@ -281,12 +280,12 @@ def _is_made_by(setting: _Setting, name: str, parts: Sequence[_Part]) -> bool:
     return parts[-1].place is setting.part.place and bool(stored) and stored <= _stores(name, setting.statements)
 
 
-def _parts(seen: Seen) -> list[_Part]:
+def parts_of(seen: Seen) -> list[Part]:
     """Return the bodies on the way to backward that are run again and again, the innermost first."""
-    parts, ring = list[_Part](), 0
+    parts, ring = list[Part](), 0
     for place in seen.backward.places:
         for level in reversed(levels_of(parsed(place.file), place.position)):
-            parts.append(_Part(level, place, ring))
+            parts.append(Part(level, place, ring))
             if isinstance(level.owner, Loop) and seen.begins_anew(level.owner, place):
                 return [one for one in parts if one.ring < ring]
             ring += isinstance(level.owner, Loop) and not _is_within_a_round(level.owner, place, ring, seen)
@@ -309,7 +308,7 @@ def _micro_batches(seen: Seen) -> int:
     return 1 if innermost and _is_of_step(*innermost, seen) else max(1, seen.steps[-1].num_backwards)
 
 
-def _settings(part: _Part, parts: Sequence[_Part], seen: Seen, *, in_turn: bool) -> Iterator[_Setting]:
+def _settings(part: Part, parts: Sequence[Part], seen: Seen, *, in_turn: bool) -> Iterator[_Setting]:
     """Yield the statements of a body that set the rate, before backward and after it. None of those that change more is among them, so that
     what they make is read as it is. in_turn: those that go on from the time before, `lr *= 0.9`, are among them; what counts is not."""
     body, at, optimizer = part.level.body, part.level.place, seen.steps[0].optimizer
@@ -325,16 +324,25 @@ def _settings(part: _Part, parts: Sequence[_Part], seen: Seen, *, in_turn: bool)
             yield _Setting(kept, part, is_after, wanted)
 
 
-def _steps_of_pass(parts: Sequence[_Part], steps_per_pass: float | None, each: int) -> int | None:
-    """Return the optimizer steps of each round of the second loop; None where that is not known. each: micro-batches of a step."""
+def steps_of_pass(parts: Sequence[Part], steps_per_pass: float | None, seen: Seen) -> int | None:
+    """Return the optimizer steps of each round of the second loop; None where that is not known. steps_per_pass: those of a pass over the data."""
     loops = [(one.level.owner, one.place) for one in parts if one.ring == 0 and isinstance(one.level.owner, Loop)]
     if not loops or all(one.ring == 0 for one in parts):
         return None
-    batches = rounds_of(*loops[-1], math.ceil(steps_per_pass * each) if steps_per_pass else None)
+    each, (loop, place) = _micro_batches(seen), loops[-1]
+    of_data = math.ceil(steps_per_pass * each) if steps_per_pass else None
+    batches = rounds_of(loop, place, of_data, changing_at(place, seen))
     return max(1, math.ceil(batches / each)) if batches else None
 
 
-def _counters(parts: Sequence[_Part], setting: _Setting, per_pass: int | None) -> Iterator[tuple[str, _Counter]]:
+def in_whole_steps(num_steps: int, per_pass: int | None, steps_per_pass: float | None) -> int:
+    """Return the optimizer steps of a run, from its samples in steps of a full batch: of a pass over the data the last batch may be smaller."""
+    if per_pass is None or steps_per_pass is None or not 0 <= per_pass - steps_per_pass < 1:
+        return num_steps
+    return max(2, round(num_steps * per_pass / steps_per_pass))
+
+
+def _counters(parts: Sequence[Part], setting: _Setting, per_pass: int | None) -> Iterator[tuple[str, _Counter]]:
     """Yield the names that go up evenly, as the place of the statements knows them."""
     place = setting.part.place
     for part in parts:
@@ -353,7 +361,7 @@ def _counters(parts: Sequence[_Part], setting: _Setting, per_pass: int | None) -
                 yield name, _Counter(by, first, each, at if part.place is place else (0, 0))
 
 
-def _counted(part: _Part, *, is_only_loop: bool) -> Iterator[tuple[str, str, float, Position]]:
+def _counted(part: Part, *, is_only_loop: bool) -> Iterator[tuple[str, str, float, Position]]:
     """Yield what counts in a body or at the head of its loop: the name, what it counts, by how much, and its place."""
     loop = part.level.owner
     if isinstance(loop, ast.For) and part.ring < 2:
@@ -377,7 +385,7 @@ def _constant_added(one: ast.AugAssign) -> ast.Constant | None:
     return one.value if isinstance(one.op, ast.Add) and isinstance(one.value, ast.Constant) else None
 
 
-def _is_set_otherwise(name: str, parts: Sequence[_Part]) -> bool:
+def _is_set_otherwise(name: str, parts: Sequence[Part]) -> bool:
     """True of a name that loops change at several places: one that is set back."""
     return len(_stores(name, [one.level.owner for one in parts if isinstance(one.level.owner, Loop)])) > 1
 
@@ -401,7 +409,7 @@ def _parameters(place: Place) -> set[str]:
     )
 
 
-def _changing(parts: Sequence[_Part], place: Place) -> set[str]:
+def _changing(parts: Sequence[Part], place: Place) -> set[str]:
     """Return the names that may have another value in another round, in a place."""
     if parts[-1].place is place:
         return _changed_in([one.level.owner for one in parts if one.place is place])
@@ -420,7 +428,7 @@ def _is_of_groups(name: str, place: Place, seen: Seen) -> bool:
     return any(place.get(name) is one for one in (groups, *groups))
 
 
-def _is_repeatable(node: ast.AST, place: Place, parts: Sequence[_Part], known: set[Any]) -> bool:
+def _is_repeatable(node: ast.AST, place: Place, parts: Sequence[Part], known: set[Any]) -> bool:
     """True if a node that is run again gives the same, and changes nothing but the rate. known: the code of the functions that were looked into."""
     tree, ours = parsed(place.file), {"__init__", *(one.place.function for one in parts)}
     functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name not in ours]
@@ -454,7 +462,7 @@ def _is_display(node: ast.expr) -> bool:
     )
 
 
-def _call_is_repeatable(call: ast.Call, within: ast.AST, place: Place, parts: Sequence[_Part], known: set[Any]) -> bool:
+def _call_is_repeatable(call: ast.Call, within: ast.AST, place: Place, parts: Sequence[Part], known: set[Any]) -> bool:
     name = ast.unparse(call.func).rpartition(".")[2]
     if isinstance(call.func, ast.Attribute) and (
         isinstance(value_of(call.func.value, place), _VALUES) or _is_written_out(call.func.value, within)
@@ -468,7 +476,7 @@ def _call_is_repeatable(call: ast.Call, within: ast.AST, place: Place, parts: Se
         return code is not None
     known.add(code)
     changing = {name for one in parts for name in _changing(parts, one.place)}
-    found, inside = _function(code), _inside(place, called, getattr(called, "__self__", None))
+    found, inside = function_of(code), inside_of(place, called, getattr(called, "__self__", None))
     if found is None or "site-packages" in code.co_filename:
         return False
     read = {one.id for one in ast.walk(found) if isinstance(one, ast.Name)} - {*code.co_varnames, *code.co_cellvars}

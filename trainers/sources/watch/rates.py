@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import math
-from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
 
 from batchscout.trainers.sources.schedules import rates_of, spread
-from batchscout.trainers.sources.watch.by_hand import is_set_around, rates_by_hand
+from batchscout.trainers.sources.watch.by_hand import (
+    in_whole_steps,
+    is_set_around,
+    parts_of,
+    rates_by_hand,
+    steps_of_pass,
+)
 from batchscout.trainers.sources.watch.observer import Seen
-from batchscout.trainers.sources.watch.statements import is_over_batches
+from batchscout.trainers.sources.watch.stepped import calls_before_passes
 
 
 def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> list[float] | None:
@@ -36,17 +42,38 @@ def rates_of_run(seen: Seen, num_steps: int, steps_per_pass: float | None) -> li
     if calls_between != int(calls_between) or calls_between < 0:  # `schedule.step(epoch + i / len(loader))`
         return None
     if calls_between := int(calls_between):
+        if _is_changed_beside(schedule, seen):
+            return None
         calls = calls_between * (num_steps - 2)
         later = rates_of(schedule, max(0, calls), or_fewer=True)
         batches_left_out = calls_between * math.ceil(num_steps / steps_per_pass) if steps_per_pass else 0
         if later is not None and len(later) + batches_left_out <= calls:  # by drop_last, one of each pass
             return None
         return later and [first, *later[::calls_between]]
-    if not _is_constant(seen) or _is_stepped_between_batches(schedule, seen):
-        return None  # the script sets the rate beside a schedule of passes, or steps that after so many batches
-    passes = math.ceil(num_steps / steps_per_pass) if steps_per_pass else 0
-    later = rates_of(schedule, passes - 1) if passes else None
-    return later and [later[min(len(later) - 1, int(step / (steps_per_pass or 1)))] for step in spread(num_steps)]
+    if not _is_constant(seen):
+        return None  # the script sets the rate beside a schedule of passes
+    return _rates_by_pass(schedule, seen, num_steps, steps_per_pass)
+
+
+def _rates_by_pass(
+    schedule: LRScheduler, seen: Seen, num_steps: int, steps_per_pass: float | None
+) -> list[float] | None:
+    """Return the rates of a schedule that is not stepped with each optimizer step, but in rounds of the loop around that, or not at all."""
+    parts = parts_of(seen)
+    per_pass = steps_of_pass(parts, steps_per_pass, seen)
+    num_steps = in_whole_steps(num_steps, per_pass, steps_per_pass)
+    calls = calls_before_passes(schedule, parts, seen, math.ceil(num_steps / per_pass) if per_pass else None)
+    if calls is None or (later := rates_of(schedule, calls[-1])) is None:
+        return None
+    return [later[calls[step // (per_pass or num_steps)]] for step in spread(num_steps)]
+
+
+def _is_changed_beside(schedule: LRScheduler, seen: Seen) -> bool:
+    """True if something else has changed the rate since a schedule of torch's own kind set it: a warm-up of a library that dampens what it has set."""
+    if not type(schedule).step.__module__.startswith("torch."):
+        return False  # one that does not note what it sets
+    pairs = zip(schedule.get_last_lr(), seen.steps[-1].rates, strict=False)
+    return not all(math.isclose(one, other, rel_tol=1e-6) for one, other in pairs)
 
 
 def may_change(seen: Seen) -> bool:
@@ -60,14 +87,3 @@ def _is_set_by_hand(seen: Seen) -> bool:
 
 def _is_constant(seen: Seen) -> bool:
     return len({step.rates for step in seen.steps}) == 1
-
-
-def _is_stepped_between_batches(schedule: Any, seen: Seen) -> bool:
-    """True if the loop over the batches steps a schedule, though not after each of the first steps."""
-    for place in seen.backward.places:
-        batches = next((one for one in place.loops if isinstance(one, ast.For) and is_over_batches(one)), None)
-        called = [one.func for one in ast.walk(batches) if isinstance(one, ast.Call)] if batches else []
-        owners = [one.value for one in called if isinstance(one, ast.Attribute) and one.attr == "step"]
-        if any(place.get(ast.unparse(owner)) is schedule for owner in owners):
-            return True
-    return False

@@ -260,6 +260,22 @@ NOWHERE = {"before_pass": "", "before_step": "", "after_step": "", "after_pass":
         (f"SequentialLR(optimizer, {WARMED_UP}, milestones=[1])", {"after_pass": "schedule.step()"}),
         (f"ChainedScheduler({WARMED_UP})", {"after_step": "schedule.step()"}),
         (f"SequentialLR(optimizer, [ChainedScheduler({WARMED_UP})], [])", {"after_step": "schedule.step()"}),
+        ("StepLR(optimizer, 1, 0.5)", {}),
+        ("StepLR(optimizer, 1, 0.5)", {"after_pass": "if optimizer is None: schedule.step()"}),
+        ("StepLR(optimizer, 1, 0.5)", {"after_pass": "if epoch >= 2: schedule.step()"}),
+        ("StepLR(optimizer, 1, 0.5)", {"before_pass": "if epoch % 2 == 1: schedule.step()"}),
+        (
+            "StepLR(optimizer, 1, 0.5)",
+            {"after_pass": "if isinstance(schedule, ReduceLROnPlateau): schedule.step(1.0)\n    else: schedule.step()"},
+        ),
+        (
+            "StepLR(optimizer, 1, 0.5)",
+            {
+                "before_pass": "def end(one=None):\n        if one is not None: one.step()",
+                "after_pass": "end(); end(schedule)",
+            },
+        ),
+        ("StepLR(optimizer, 1, 0.5)", {"after_pass": "for one in [schedule]: one.step()"}),
     ],
     ids=[
         "before each pass",
@@ -271,6 +287,13 @@ NOWHERE = {"before_pass": "", "before_step": "", "after_step": "", "after_pass":
         "of passes",
         "both at once",
         "one in the other",
+        "nowhere",
+        "where it never comes",
+        "after the later passes",
+        "before every second pass",
+        "by its kind",
+        "in a function",
+        "out of all schedules",
     ],
 )
 def test_a_schedule_is_followed_wherever_it_is_called(folder: Path, made: str, called: dict[str, str]) -> None:
@@ -297,6 +320,103 @@ def test_a_schedule_that_ends_before_the_run_is_told(folder: Path) -> None:
         NOWHERE | {"made": "OneCycleLR(optimizer, 0.1, total_steps=30)", "after_step": "schedule.step()"}
     )
     assert "cannot be known in advance" in settings_of(watched(folder, text), None).told[0]
+
+
+@pytest.mark.parametrize("test", ["float(X.sum()) > -1e9", "optimizer.param_groups[0]['lr'] > 0.03"])
+def test_a_schedule_that_is_stepped_where_something_is_true_is_told(folder: Path, test: str) -> None:
+    called = {"made": "StepLR(optimizer, 1, 0.5)", "after_pass": f"if {test}: schedule.step()"}
+    loop = watched(folder, CALLED.format_map(NOWHERE | called))
+    assert "schedule" not in keys_of(loop)
+    assert "cannot be known in advance" in settings_of(loop, None).told[0]
+
+
+IN_ROUNDS = """
+def endless(loader):
+    while True:
+        yield from loader
+batches = endless(train_loader)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+{made}
+for epoch in range(4):
+    {before}
+    for {rounds}
+        optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        "number in range(15):\n        x, y = next(batches)",
+        "number, (x, y) in enumerate(train_loader):\n        if number >= 4: break",
+    ],
+)
+@pytest.mark.parametrize(
+    "set_by",
+    [
+        {"made": "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)", "before": "pass", "after": "schedule.step()"},
+        {"made": "", "before": "optimizer.param_groups[0]['lr'] = 0.1 * 0.5 ** epoch", "after": ""},
+    ],
+    ids=["a schedule", "by hand"],
+)  # fmt: skip
+def test_a_rate_of_rounds_that_are_no_passes_over_the_data_goes_by_the_rounds(
+    folder: Path, rounds: str, set_by: dict[str, str]
+) -> None:
+    text = IN_ROUNDS.format(rounds=rounds, **set_by)
+    assert follows(watched(folder, text), text)
+
+
+BY_PHASES = """
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+loaders = {"train": train_loader, "val": val_loader}
+for epoch in range(4):
+    for phase in ["train", "val"]:
+        net.train(phase == "train")
+        for x, y in loaders[phase]:
+            loss = F.cross_entropy(net(x), y)
+            if phase == "train":
+                optimizer.zero_grad(); loss.backward(); optimizer.step()
+        if phase == "train": schedule.step()
+"""
+
+
+def test_a_schedule_is_stepped_once_in_the_phases_of_a_pass(folder: Path) -> None:
+    assert follows(watched(folder, BY_PHASES), BY_PHASES)
+
+
+DAMPENS = """
+import contextlib
+class Warmup:
+    def __init__(self, optimizer):
+        self.optimizer, self.last = optimizer, 0
+        dampen(self)
+    @contextlib.contextmanager
+    def dampening(self):
+        for group, rate in zip(self.optimizer.param_groups, self.rates): group["lr"] = rate
+        yield
+        dampen(self)
+of_all = []
+def dampen(one=None):
+    one = one or of_all[0]
+    of_all.append(one)
+    one.last, one.rates = one.last + 1, [group["lr"] for group in one.optimizer.param_groups]
+    for group in one.optimizer.param_groups: group["lr"] *= min(1.0, one.last / 20)
+"""
+
+
+@pytest.mark.parametrize("called", ["with warmup.dampening(): schedule.step()", "schedule.step(); dampens.dampen()"])
+def test_a_library_that_changes_the_rate_beside_a_schedule_is_told(folder: Path, called: str) -> None:
+    """As pytorch_warmup: a schedule that is carried on from the dampened rate would be that of another run."""
+    (folder / "site-packages").mkdir()
+    (folder / "site-packages" / "dampens.py").write_text(DAMPENS)
+    sys.modules.pop("dampens", None)  # it knows the optimizer of the script before
+    found = f"import sys; sys.path.append({str(folder / 'site-packages')!r})\nimport dampens\n"
+    text = CALLED.format_map(NOWHERE | {"made": "CosineAnnealingLR(optimizer, 40)", "after_step": called})
+    loop = watched(folder, found + text.replace("for epoch", "warmup = dampens.Warmup(optimizer)\nfor epoch", 1))
+    assert keys_of(loop)["optimizer"]["lr"] == 0.1
+    assert "cannot be known in advance" in settings_of(loop, None).told[0]
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")
