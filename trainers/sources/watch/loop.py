@@ -120,12 +120,25 @@ def _is_divided(loss: LossOfBatch, count: int) -> bool:
     code = loss.code
     inner = [one for part in code.statements for one in ast.walk(part)]
     made = [one for one in inner if isinstance(one, ast.Assign | ast.AugAssign) and _makes(one, code.loss)]
-    return any(_divides(node, count, loss.place) for part in (code.loss, *made) for node in ast.walk(part))
+    return any(_divides(node, count, loss.place) for part in (code.loss, *made) for node in _computed_last(part))
+
+
+def _computed_last(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is in a node but for what calls are given, unless they add it up: `model(x / 4)` divides no loss, and `mean(losses / 4)` does."""
+    yield node
+    inner = ast.iter_child_nodes(node)
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] not in _ADD_UP:
+        inner = [node.func]
+    for one in inner:
+        yield from _computed_last(one)
+
+
+_ADD_UP = ("sum", "mean", "stack", "cat")
 
 
 def _makes(statement: ast.Assign | ast.AugAssign, loss: ast.expr) -> bool:
     """True if it gives a value to what the loss is made of in the end: `loss = loss / 4`."""
-    names = {ast.unparse(one) for one in ast.walk(loss) if isinstance(one, ast.Name | ast.Attribute)}
+    names = {ast.unparse(one) for one in _computed_last(loss) if isinstance(one, ast.Name | ast.Attribute)}
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     return any(ast.unparse(one) in names for one in targets)
 
@@ -134,10 +147,7 @@ def _divides(node: ast.AST, count: int, place: Place) -> bool:
     """True of a division by so many, or a product with one part of so many, of something that was computed before."""
     if not isinstance(node, ast.AugAssign | ast.BinOp):
         return False
-    left, by = (node.target, node.value) if isinstance(node, ast.AugAssign) else (node.left, node.right)
-    calls = [one for one in ast.walk(left) if isinstance(one, ast.Call)]
-    if any(len(one.args) == 1 and not isinstance(one.args[0], ast.Name) for one in calls):
-        return False  # within a call: `model(x / 4)`
+    by = node.value if isinstance(node, ast.AugAssign) else node.right
     match node.op:
         case ast.Div():
             return value_of(by, place) == count

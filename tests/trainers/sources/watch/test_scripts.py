@@ -157,6 +157,18 @@ def test_accumulated_micro_batches_are_one_step_and_a_sum_of_them_is_told(
     assert model(batch).item() == pytest.approx(wanted.item(), rel=1e-5), "the loss of a micro-batch by itself"
 
 
+@pytest.mark.parametrize(
+    ("loss", "is_averaged"),
+    [
+        ("F.cross_entropy(net(x.to('cpu')), y) / 4", True), ("F.cross_entropy(net(x / 4), y)", False),
+        ("torch.mean(F.cross_entropy(net(x.to('cpu')), y, reduction='none') / 4)", True),
+    ],
+)  # fmt: skip
+def test_a_loss_is_averaged_where_it_is_divided_itself(folder: Path, loss: str, is_averaged: bool) -> None:
+    text = ACCUMULATED.format(divided="").replace("F.cross_entropy(net(x), y)", loss)
+    assert watched(folder, text).is_averaged == is_averaged
+
+
 CLIPPED = """
 optimizer, count = torch.optim.Adam(net.parameters(), lr=0.1), {count}
 for number, (x, y) in enumerate(train_loader):
