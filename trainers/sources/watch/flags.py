@@ -118,6 +118,9 @@ def flags_of(
     process. steps: those of the run; None where it has no end.
     """
     accumulates = accumulation > 1  # else a micro-batch is a step
+    last = {
+        one.flag: one for one in options
+    }.values()  # a parser may parse twice: what it has known so far, and then all
     wanted: Mapping[Recipe, Sequence[float]] = {
         "learning_rate": learning_rates,
         "micro_batch_size": [micro_batch_size],
@@ -127,9 +130,7 @@ def flags_of(
         "micro_batches": [steps * accumulation] if steps and accumulates else [],
     }
     found = {
-        kind: [
-            one for one in options if re.fullmatch(pattern, one.name) and any(_is(one.value, v) for v in wanted[kind])
-        ]
+        kind: [one for one in last if re.fullmatch(pattern, one.name) and any(_is(one.value, v) for v in wanted[kind])]
         for kind, pattern in _NAMES.items()
     }
     return {kind: ones[0].flag for kind, ones in found.items() if len(ones) == 1}
@@ -150,7 +151,7 @@ def factors_of(
     """
     counts = _WARMS_UP if passes else _OF_SCHEDULE
     found = dict[str, float]()
-    for one in options:
+    for one in {one.flag: one for one in options}.values():
         if not isinstance(one.value, int | float) or isinstance(one.value, bool) or one.value <= 0:
             continue
         if one.flag == flags.get("learning_rate") and learning_rate and not _is(one.value, learning_rate):

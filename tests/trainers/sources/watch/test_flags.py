@@ -60,6 +60,13 @@ def test_the_batch_may_be_a_letter() -> None:
     assert flags_of([Option("-b", "b", 8), Option("-T", "T", 8)], [1e-3], 8, 1, None) == {"micro_batch_size": "-b"}
 
 
+def test_of_an_option_that_was_parsed_twice_the_last_value_counts() -> None:
+    twice = [*options("--lr", "5", "--accumulate", "2", "--max-steps", "7"), *options()]
+    flags = flags_of(twice, [1e-3], 8, 4, 100)
+    assert flags == flags_of(options(), [1e-3], 8, 4, 100)
+    assert factors_of(twice, flags, 1e-3, 100) == factors_of(options(), flags, 1e-3, 100)
+
+
 @pytest.mark.parametrize(("lr", "batch"), [(2e-3, 8), (1e-3, 16)])
 def test_an_option_that_has_another_value_is_none_of_them(lr: float, batch: int) -> None:
     found = flags_of(options(), [lr], batch, 4, None)
