@@ -175,7 +175,7 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
         told += _of_trainer(trainer, keys)
     keys["optimizer"]["reference_batch_size"] = run.samples_per_step
     told = [*_schedule(fit.module, schedule, keys, run), *told]
-    return Settings(keys, tuple(told), run.samples, run.in_steps, run.processes)
+    return Settings(keys, tuple(told), run.samples, run.in_steps, processes=run.processes)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Run:
     """Infinity of a stream."""
     processes: int = 1
     in_steps: bool = False
-    """True if a number of steps or of batches ends it, and not one of passes."""
+    """True if its number of steps, or one of batches of each epoch, ends it, and not that of its epochs."""
 
 
 def _run_of(trainer: Any, train_loader: DataLoader[Any]) -> _Run:
@@ -202,14 +202,15 @@ def _run_of(trainer: Any, train_loader: DataLoader[Any]) -> _Run:
     in_epoch = num_batches(train_loader, trainer.limit_train_batches, processes)
     steps_per_epoch = in_epoch if math.isinf(in_epoch) else max(1, math.ceil(in_epoch / accumulation))
     epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else math.inf
-    steps = min(trainer.max_steps if trainer.max_steps > 0 else math.inf, epochs * steps_per_epoch)
+    most = trainer.max_steps if trainer.max_steps > 0 else math.inf
+    steps = min(most, epochs * steps_per_epoch)
     samples_per_step = batch * accumulation * processes
     is_cut = in_epoch < num_batches(train_loader, 1.0, processes) and _counts_batches(trainer)
-    in_steps = trainer.max_steps > 0 or is_cut
     if math.isinf(steps):
-        return _Run(None, None, samples_per_step, steps_per_epoch, processes, in_steps)
+        return _Run(None, None, samples_per_step, steps_per_epoch, processes, is_cut)
     of_epochs = math.inf if num_samples is None else epochs * min(num_samples, in_epoch * batch * processes)
     samples = min(steps * samples_per_step, of_epochs)  # the last step of an epoch may be smaller
+    in_steps = is_cut or most < epochs * steps_per_epoch
     return _Run(int(samples), int(steps), samples_per_step, steps_per_epoch, processes, in_steps)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
 from batchscout.trainers.config import Schedule
@@ -24,6 +24,7 @@ class Settings:
     """The samples of the run that it is set to; None where that has no end."""
     in_steps: bool = False
     """True if that run has a number of steps, and so more samples where a step has more; else it has a number of passes."""
+    _: KW_ONLY
     sample_seconds: float | None = None
     """What a forward and backward pass takes for each sample at its own micro-batch, in one process; None where it was not timed."""
     processes: int = 1

@@ -129,6 +129,16 @@ def test_a_step_of_several_devices_takes_the_samples_of_all() -> None:
     said = said_of("several devices")
     assert (said.keys["optimizer"]["reference_batch_size"], said.keys["batch"]) == (32, {"micro_batch_size": 4})
     assert (said.run_samples, said.in_steps) == (3200, True)
+    assert (said.processes, said.sample_seconds) == (4, None)
+
+
+def ended_by_its_epochs() -> Any:
+    return Module(), loader(), loader(8), trainer(max_steps=10_000, max_epochs=2)
+
+
+def test_a_run_whose_epochs_end_it_before_its_steps_counts_epochs() -> None:
+    said = said_of(ended_by_its_epochs)
+    assert (said.run_samples, said.in_steps) == (66, False)
 
 
 @pytest.mark.parametrize(
