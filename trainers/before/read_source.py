@@ -33,7 +33,7 @@ from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.optimizers import rate_of
 from batchscout.trainers.sources.settings import Settings, num_samples_of
 from batchscout.trainers.sources.watch.flags import flags_and_factors, options_typed
-from batchscout.trainers.sources.watch.loop import Loop
+from batchscout.trainers.sources.watch.loop import Loop, OfLoop
 from batchscout.trainers.sources.watch.script import WRITE_THE_LOSS, watched
 
 SAME_LOSS = 1e-4
@@ -138,10 +138,13 @@ def _loss(module: nn.Module, train_set: SampleSet, over: str | None, ignored: in
     right = next((one for one, fault in found.items() if fault is None), None)
     if right is None:
         faults = "; ".join(f"as a mean over {one}: {fault}" for one, fault in found.items())
-        raise ValueError(
+        said = (
             f"its loss is a mean, and over what is not clear ({faults}); say it: from: {{..., num_targets: package.module:callable}}, which "
             "takes a batch and returns the number that its loss is a mean over"
         )
+        if isinstance(module, OfLoop):  # all else of the script is known
+            raise LossNotSeen(f"{said}, and leave out loss; or {WRITE_THE_LOSS}")
+        raise ValueError(said)
     return losses[right]
 
 

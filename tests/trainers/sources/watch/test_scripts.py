@@ -603,6 +603,12 @@ def test_a_contrastive_loss_is_told_as_one_of_the_whole_batch(
         read(Source("script", "train.py", {"args": []}))
 
 
+def test_a_mean_whose_samples_weigh_differently_leaves_the_loss_to_be_written(folder: Path) -> None:
+    watched(folder, PLAIN.replace("net(x), y)", "net(x), y, weight=torch.tensor([1.0, 2.0, 5.0]))"))
+    with pytest.raises(LossNotSeen, match="over what is not clear"):
+        read(Source("script", "train.py", {"args": []}))
+
+
 ONLY_IN_TRAINING = {
     "not in evaluation mode, .*: ValueError: .*; let the model return there": """
         class Aux(nn.Module):
