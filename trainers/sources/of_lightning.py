@@ -25,7 +25,7 @@ from batchscout.trainers.sources.kinds import (
 from batchscout.trainers.sources.lightning_fit import Fit, num_batches
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_rates, take_schedule, told_of_momentum
-from batchscout.trainers.sources.settings import Settings, num_samples_of
+from batchscout.trainers.sources.settings import Settings, num_samples_of, told_of_checkpoint
 from batchscout.trainers.sources.takes_batch import TakesBatch
 
 CHANGE_TRAINING = (
@@ -175,6 +175,7 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
         told += _of_trainer(trainer, keys)
     keys["optimizer"]["reference_batch_size"] = run.samples_per_step
     told = [*_schedule(fit.module, schedule, keys, run), *told]
+    told += told_of_checkpoint(trainer)
     return Settings(keys, tuple(told), run.samples, run.in_steps, processes=run.processes)
 
 

@@ -17,7 +17,7 @@ from batchscout.trainers.sources.held_out import EVERY_TENTH
 from batchscout.trainers.sources.kinds import is_overridden, library_of, refuse_callback
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys, rate_of
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_schedule, told_of_momentum
-from batchscout.trainers.sources.settings import Settings, num_samples_of
+from batchscout.trainers.sources.settings import Settings, num_samples_of, told_of_checkpoint
 from batchscout.trainers.sources.takes_batch import TakesBatch
 
 LIBRARIES = ("transformers", "trl")
@@ -119,7 +119,7 @@ def settings(trainer: Any) -> Settings:
         **({"allow_tf32": True} if getattr(args, "tf32", None) else {}),
     }
     told = list(_schedule(trainer, optimizer, keys, steps))
-    told += [*told_of_momentum(optimizer), *_told_of(trainer)]
+    told += [*told_of_momentum(optimizer), *_told_of(trainer), *told_of_checkpoint(trainer)]
     return Settings(keys, tuple(told), run_samples, in_steps=args.max_steps > 0)
 
 

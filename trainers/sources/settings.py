@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
@@ -73,6 +73,16 @@ class OwnRun:
 def scaled(samples: int | None, in_steps: bool, times: float) -> int | None:
     """Return the samples of a run whose steps take so many times as many."""
     return samples if samples is None or not in_steps else round(samples * times)
+
+
+def told_of_checkpoint(trainer: Any) -> Iterator[str]:
+    """Yield, where a script has its Trainer go on from a checkpoint, that a study does not."""
+    if (checkpoint := getattr(trainer, "goes_on_from", None)) is not None:
+        named = "its last" if checkpoint is True else checkpoint
+        yield (
+            f"the script goes on from a checkpoint ({named}), and a study is of the whole run, from the weights that the script gives its model before; "
+            "have it load those of the checkpoint there to study what follows them"
+        )
 
 
 def num_samples_of(samples: Any) -> int | None:

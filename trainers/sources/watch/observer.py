@@ -638,12 +638,15 @@ _TRAIN_THEMSELVES = {
 
 
 def handed_over(trainer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return what is studied of a Trainer: itself, of transformers; of Lightning what its `fit` was called with, and itself."""
+    """Return what is studied of a Trainer: itself, of transformers; of Lightning what its `fit` was called with, and itself. It has the checkpoint
+    that it was told to go on from as `goes_on_from`."""
     if is_transformers_trainer(trainer):
+        trainer.goes_on_from = kwargs.get("resume_from_checkpoint", next(iter(args), None)) or None
         return trainer
     assert is_lightning_trainer(trainer)
-    names = ("model", "train_dataloaders", "val_dataloaders", "datamodule")
+    names = ("model", "train_dataloaders", "val_dataloaders", "datamodule", "ckpt_path")
     told = dict(zip(names, args, strict=False)) | dict(kwargs)
+    trainer.goes_on_from = told.get("ckpt_path")
     module = told["model"]
     if (data := told.get("datamodule")) is not None or hasattr(data := told.get("train_dataloaders"), "setup"):
         return (module, data, trainer)

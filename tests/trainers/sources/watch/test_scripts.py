@@ -2117,6 +2117,22 @@ def test_a_trainer_of_transformers_is_taken_where_it_would_begin_to_train(folder
 
 
 @pytest.mark.parametrize(
+    ("library", "text"),
+    [
+        ("transformers", TRAINER.replace("trainer.train()", "trainer.train(resume_from_checkpoint=True)")),
+        ("lightning", LIGHTNING.format(loaders="train_loader, val_loader, ckpt_path='last.ckpt'")),
+        ("lightning", LIGHTNING.format(loaders="train_loader, val_loader, ckpt_path=None")),
+    ],
+    ids=["transformers", "lightning", "without one"],
+)
+def test_that_a_trainer_would_go_on_from_a_checkpoint_is_told(folder: Path, library: str, text: str) -> None:
+    pytest.importorskip(library)
+    found = watched(folder, text)
+    told = settings_of(found, None if library == "transformers" else sets_of(found)[0]).told
+    assert any("goes on from a checkpoint" in one for one in told) == ("ckpt_path=None" not in text)
+
+
+@pytest.mark.parametrize(
     "loaders",
     [
         "train_loader, val_loader",
