@@ -111,6 +111,7 @@ WITHOUT_VALIDATION: dict[str, Callable[[], Any]] = {
 OTHERS: dict[str, Callable[[], Any]] = {
     "data": lambda: (Module(), Data()),
     "several devices": lambda: (Module(), loader(), loader(8), trainer(**ON_SEVERAL_DEVICES)),
+    "ended by its epochs": lambda: (Module(), loader(), loader(8), trainer(max_steps=10_000, max_epochs=2)),
     "sets": lambda: (Module(), samples(33), samples(8)),
     "two validation loaders": lambda: (Module(), loader(), [loader(8), loader(8)]),
     "something else": lambda: (Module(), loader(), loader(8), 3),
@@ -132,12 +133,8 @@ def test_a_step_of_several_devices_takes_the_samples_of_all() -> None:
     assert (said.processes, said.sample_seconds) == (4, None)
 
 
-def ended_by_its_epochs() -> Any:
-    return Module(), loader(), loader(8), trainer(max_steps=10_000, max_epochs=2)
-
-
 def test_a_run_whose_epochs_end_it_before_its_steps_counts_epochs() -> None:
-    said = said_of(ended_by_its_epochs)
+    said = said_of("ended by its epochs")
     assert (said.run_samples, said.in_steps) == (66, False)
 
 
