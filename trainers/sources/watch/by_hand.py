@@ -339,7 +339,8 @@ def in_whole_steps(num_steps: int, per_pass: int | None, steps_per_pass: float |
     """Return the optimizer steps of a run, from its samples in steps of a full batch: of a pass over the data the last batch may be smaller."""
     if per_pass is None or steps_per_pass is None or not 0 <= per_pass - steps_per_pass < 1:
         return num_steps
-    return max(2, round(num_steps * per_pass / steps_per_pass))
+    passes = round(num_steps / steps_per_pass)
+    return max(2, passes * per_pass) if math.ceil(passes * steps_per_pass - 1e-6) == num_steps else num_steps
 
 
 def _counters(parts: Sequence[Part], setting: _Setting, per_pass: int | None) -> Iterator[tuple[str, _Counter]]:

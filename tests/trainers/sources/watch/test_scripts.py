@@ -326,6 +326,15 @@ def test_a_cycle_of_a_loader_that_drops_its_last_batch_is_followed(folder: Path)
     assert ours == pytest.approx(rates, abs=0.006), "its steps are told by samples, of which it leaves some out"
 
 
+def test_a_schedule_of_passes_goes_down_with_their_last_batch_which_is_smaller(folder: Path) -> None:
+    text = "train_loader = DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True)\n" + CALLED.format_map(
+        NOWHERE | {"made": "StepLR(optimizer, 1, 0.5)", "after_pass": "schedule.step()"}
+    )
+    keys, rates = keys_of(watched(folder, text)), rates_of_a_whole_run(text)
+    ours = [0.1 * factor_at(keys["schedule"]["factors"], step / (len(rates) - 1)) for step in range(len(rates))]
+    assert ours == pytest.approx(rates)
+
+
 def test_a_schedule_that_ends_before_the_run_is_told(folder: Path) -> None:
     """The script would raise then, or its run is shorter than it is read."""
     text = CALLED.format_map(
