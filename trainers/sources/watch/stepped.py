@@ -82,6 +82,13 @@ def _counted(parts: Sequence[Part], place: Place) -> tuple[str, range] | None:
     return (ast.unparse(loop.target), counted) if isinstance(loop, ast.For) and counted else None
 
 
+def _named(target: ast.expr, value: Any) -> dict[str, Any]:
+    """Return the names that a loop gives to one of its values."""
+    if isinstance(target, ast.Tuple) and isinstance(value, tuple):
+        return {ast.unparse(name): one for name, one in zip(target.elts, value, strict=False)}
+    return {ast.unparse(target): value}
+
+
 @dataclass(frozen=True)
 class _Calls:
     """Calls of a schedule's step."""
@@ -139,12 +146,9 @@ class _Walk:
                 found = otherwise if truth is False else found
                 return self.within(test) + replace(found, has_step=both.has_step)
             case ast.For(target=target, iter=over, body=body):
-                is_written_out = isinstance(over, ast.List | ast.Tuple)
-                values = (
-                    [value_of(one, self.place) for one in over.elts] if is_written_out else value_of(over, self.place)
-                )
-                if isinstance(values, list | tuple) and len(values) <= _MOST_LISTED:
-                    return sum((self.having({ast.unparse(target): one}).of_all(body) for one in values), _Calls())
+                values = self.listed(over)
+                if values is not None and len(values) <= _MOST_LISTED:
+                    return sum((self.having(_named(target, one)).of_all(body) for one in values), _Calls())
                 return self.within(over) + self.sometimes(body)
             case ast.While(test=test, body=body):
                 return self.within(test) + self.sometimes(body)
@@ -160,6 +164,20 @@ class _Walk:
     def sometimes(self, body: Sequence[ast.stmt]) -> _Calls:
         found = self.of_all(body)
         return found if found.number == 0 else replace(found, number=None)
+
+    def listed(self, over: ast.expr) -> list[Any] | None:
+        """Return what a loop goes through, if that is a list, or what a dictionary has; None of anything else."""
+        match over:
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                return [value_of(one, self.place) for one in elements]
+            case ast.Call(func=ast.Name("enumerate"), args=[inner, *_]):
+                return None if (found := self.listed(inner)) is None else [*enumerate(found)]
+            case ast.Call(func=ast.Attribute(value=owner, attr="values" | "items" as method), args=[]):
+                found = value_of(owner, self.place)
+                return [*getattr(found, method)()] if isinstance(found, dict) else None
+            case _:
+                found = value_of(over, self.place)
+                return [*found] if isinstance(found, list | tuple) else None
 
     def having(self, names: Mapping[str, Any]) -> _Walk:
         return replace(self, place=replace(self.place, local={**self.place.local, **names}))

@@ -287,7 +287,7 @@ NOWHERE = {"before_pass": "", "before_step": "", "after_step": "", "after_pass":
                 "after_pass": "end(); end(schedule)",
             },
         ),
-        ("StepLR(optimizer, 1, 0.5)", {"after_pass": "for one in [schedule]: one.step()"}),
+        ("StepLR(optimizer, 1, 0.5)", {"after_pass": "for _, one in enumerate([schedule]): one.step()"}),
     ],
     ids=[
         "before each pass",
