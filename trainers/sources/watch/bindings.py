@@ -26,6 +26,7 @@ from batchscout.trainers.sources.watch.batches import (
     rows_of,
     same_numbers,
 )
+from batchscout.trainers.sources.watch.handed import handed_on, is_of_numbers
 from batchscout.trainers.sources.watch.observer import Place, RandomState, Seen, value_of
 from batchscout.trainers.sources.watch.statements import LossCode, assigned_in, targets_of, walk_own
 
@@ -178,11 +179,6 @@ def _parts(batch: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{number}]", value) for number, value in enumerate(batch))
 
 
-def is_of_numbers(value: Any) -> bool:
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return isinstance(value, Tensor) or any(map(is_of_numbers, inner))
-
-
 def _by_call(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     """`x, y = get_batch("train")`: the call, made again for each batch. The batch that was trained on is what the module was called
     with, or what the names still stand for."""
@@ -220,7 +216,7 @@ def without_rows(code: LossCode, place: Place, seen: Seen) -> str | None:
 
 def _reads_what_changes(call: ast.Call, place: Place, seen: Seen) -> bool:
     """True if a call made again would read what a loop has set since: it would return the same batch for ever."""
-    names = _names_in(call) & changing(seen)
+    names = _names_in(call) & changing_at(place, seen)
     return any(isinstance(place.get(name), int | float | str | list | Tensor | np.ndarray) for name in names)
 
 
@@ -453,7 +449,7 @@ def _tables_apart(names: Sequence[str], tables: Mapping[str, Any], place: Place)
 
 def _by_tensors(code: LossCode, place: Place, seen: Seen) -> Iterator[Bound]:
     """The same tensors in every step: their rows are the samples."""
-    values = {name: place.get(name) for name in sorted(roots_of(code.inputs) - code.changed - changing(seen))}
+    values = {name: place.get(name) for name in sorted(roots_of(code.inputs) - code.changed - changing_at(place, seen))}
     tensors = {
         name: value
         for name, value in values.items()
@@ -512,6 +508,11 @@ def changing(seen: Seen) -> set[str]:
     loops = seen.backward.all_loops
     targets = {name for loop in loops if isinstance(loop, ast.For) for name in targets_of(loop)}
     return targets | {name for loop in loops for name in assigned_in(loop)}
+
+
+def changing_at(place: Place, seen: Seen) -> set[str]:
+    """Return the same with what the loops change of the arguments of a place's function."""
+    return changing(seen) | handed_on(place, seen)
 
 
 def is_another_later(name: str, place: Place, seen: Seen) -> bool:

@@ -25,16 +25,17 @@ from batchscout.trainers.sources.watch.bindings import (
     Bound,
     bindings,
     changing,
+    changing_at,
     fetches,
     holds_a_graph,
     is_another_later,
-    is_of_numbers,
     of_several_loaders,
     roots_of,
     with_batches,
     without_rows,
 )
 from batchscout.trainers.sources.watch.copies import Copies, give_back
+from batchscout.trainers.sources.watch.handed import is_of_numbers
 from batchscout.trainers.sources.watch.observer import Backward, Enough, Place, RandomState, Seen, unwrapped
 from batchscout.trainers.sources.watch.statements import (
     LossCode,
@@ -97,7 +98,7 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
                 others.append(frozen.reason)
                 changes |= not frozen.is_state
                 continue
-            found = _function(code, place, _counting(bound, counters, _COUNTS[0]))
+            found = _function(code, place, _counting(bound, code, counters, _COUNTS[0]))
             factor = _replayed(found, bound, seen)
             if (
                 not isinstance(factor, str)
@@ -109,7 +110,7 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
             if not isinstance(factor, str) and (fault := _fault_of_another(found, bound, seen)) is not None:
                 resets = [one for one in code.resets if _is_known(one, bound, seen)]
                 tried = [*((one,) for one in resets), *([tuple(resets)] if len(resets) > 1 else [])]
-                again = (_function(code, place, _counting(bound, counters, _COUNTS[0]), some) for some in tried)
+                again = (_function(code, place, _counting(bound, code, counters, _COUNTS[0]), some) for some in tried)
                 begun = next((one for one in again if _fault_of_another(one, bound, seen) is None), None)
                 if begun is None and fault:
                     return NotReplayed(fault, _of_a_loader(seen))
@@ -242,7 +243,7 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
             f"its loss fetches a batch besides its own ({call}), and a study trains on the samples of one loader; let one give all, of a data "
             "set whose samples hold one of each"
         )
-    changes, counters = changing(seen), dict[str, _Frozen]()
+    changes, counters = changing_at(place, seen), dict[str, _Frozen]()
     for name in sorted(read):
         root = name.split(".")[0]
         value = place.get(name)
@@ -256,7 +257,7 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
                 "the first; compute it from the batch, or let a DataLoader give it",
                 is_state=name in code.changed and isinstance(value, Tensor) and value.is_floating_point(),
             )
-            if not isinstance(value, int) or isinstance(value, bool) or "." in name:
+            if not isinstance(value, int) or isinstance(value, bool):
                 return found
             counters[name] = found
     if (twin := _twin(read, place, seen)) is not None:
@@ -274,13 +275,17 @@ def _is_accumulation(name: str, value: Any, seen: Seen) -> bool:
 
 def _same_at_every_count(code: LossCode, place: Place, bound: Bound, seen: Seen, counters: tuple[str, ...]) -> bool:
     """True if loss and gradient of the first batch would be as they were seen, had it another number: the number is only printed, say."""
-    made = (_function(code, place, _counting(bound, counters, count)) for count in _COUNTS)
+    made = (_function(code, place, _counting(bound, code, counters, count)) for count in _COUNTS)
     return bool(counters) and not any(isinstance(_replayed(one, bound, seen), str) for one in made)
 
 
-def _counting(bound: Bound, counters: tuple[str, ...], count: int) -> Bound:
-    """Return how a batch gets its names where these counters stand at `count`."""
-    return replace(bound, begin=(*bound.begin, *(ast.parse(f"{name} = {count}").body[0] for name in counters)))
+def _counting(bound: Bound, code: LossCode, counters: tuple[str, ...], count: int) -> Bound:
+    """Return how a batch gets its names where these counters stand at `count`. Attributes stay the script's own: what reads them is given the number."""
+    names = [ast.parse(f"{name} = {count}").body[0] for name in counters if "." not in name]
+    nodes = [node for one in (*code.statements, code.loss) for node in ast.walk(one)]
+    reads = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)]
+    in_place = {node: ast.Constant(count) for node in reads if ast.unparse(node) in counters}
+    return replace(bound, begin=(*bound.begin, *names), in_place={**bound.in_place, **in_place})
 
 
 def _given_a_number(statement: ast.stmt) -> set[str]:

@@ -1,0 +1,164 @@
+"""What two steps of a script do not show: what its functions are handed later, what its loops change later, a second training, an early end."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from batchscout.trainers.sources.adapted import settings_of
+from tests.support.scripts import keys_of, model_of, sets_of, watched
+
+STEP = "optimizer.zero_grad(); loss.backward(); optimizer.step()"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def filled(text: str) -> str:
+    return textwrap.dedent(text).replace("STEP", STEP)
+
+
+def told(loop: Any, words: str) -> list[str]:
+    return [one for one in settings_of(loop, None).told if words in one]
+
+
+WEIGHTED_LATER = {
+    "made of an argument": """
+        def train(net, epoch):
+            beta = min(1.0, epoch / 10)
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y) + beta * net(x).pow(2).mean()
+                STEP
+        for epoch in range(50): train(net, epoch)
+    """,
+    "called otherwise": """
+        def train(net, number):
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y) + min(1.0, number / 10) * net(x).pow(2).mean()
+                STEP
+        for epoch in range(50): train(net, epoch)
+    """,
+    "made in the call": """
+        def train(net, beta):
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y) + beta * net(x).pow(2).mean()
+                STEP
+        for epoch in range(50):
+            train(net, beta=min(1.0, epoch / 10))
+    """,
+    "chosen by an if": """
+        def train(net, factor):
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y) + factor * net(x).pow(2).mean()
+                STEP
+        beta = 0.0
+        for epoch in range(50):
+            if epoch > 9: beta = 1.0
+            train(net, beta)
+    """,
+    "handed on twice": """
+        def step(x, y, weight):
+            loss = F.cross_entropy(net(x), y) + weight * net(x).pow(2).mean()
+            STEP
+        def train(epoch):
+            for x, y in train_loader: step(x, y, epoch // 5)
+        for number in range(50): train(number)
+    """,
+    "an attribute": """
+        class Trainer:
+            def __init__(self): self.passes = 0
+            def fit(self):
+                for self.epoch in range(50): self.train()
+            def train(self):
+                self.beta = min(1.0, self.epoch / 10)
+                for x, y in train_loader:
+                    loss = F.cross_entropy(net(x), y) + self.beta * net(x).pow(2).mean()
+                    STEP
+        Trainer().fit()
+    """,
+    "an attribute that its function counts": """
+        class Trainer:
+            def __init__(self): self.passes = 0
+            def fit(self):
+                for _ in range(50): self.train()
+            def train(self):
+                for x, y in train_loader:
+                    loss = F.cross_entropy(net(x), y) + min(1.0, self.passes / 10) * net(x).pow(2).mean()
+                    STEP
+                self.passes += 1
+        Trainer().fit()
+    """,
+}
+
+
+@pytest.mark.parametrize("form", WEIGHTED_LATER)
+def test_a_loss_that_reads_what_a_later_pass_changes_is_refused(folder: Path, form: str) -> None:
+    text = f"optimizer = torch.optim.Adam(net.parameters())\n{filled(WEIGHTED_LATER[form])}"
+    with pytest.raises(ValueError, match="which is another in later batches"):
+        watched(folder, text)
+
+
+HANDED_ON = {
+    "numbers that stay, and a word": """
+        def train(net, epoch, count, kind, is_first):
+            classes = net[3].out_features
+            if epoch == 0 and is_first: print("first")
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y) * (count / 60) * (classes if kind == "train" else 1) * (2 if is_first else 1)
+                STEP
+        for epoch in range(5):
+            size = len(train_loader.dataset)
+            for phase in ["train", "val"]:
+                if phase == "train": train(net, epoch, size, phase, True)
+    """,
+    "the epoch is printed": """
+        def loss_of(x, y, epoch):
+            if epoch == 0: print(x.shape)
+            return F.cross_entropy(net(x), y)
+        def train(number):
+            shown = f"epoch {number}"
+            for x, y in train_loader:
+                loss = loss_of(x, y, number)
+                STEP
+                print(shown, loss.item())
+        for epoch in range(5): train(epoch)
+    """,
+    "made of each batch alike": """
+        def step(x, y, mask, width):
+            loss = F.cross_entropy(net(x) * mask, y) / width
+            STEP
+        for epoch in range(5):
+            for x, y in train_loader:
+                keep, size = torch.ones(3), x.size(1)
+                step(x, y, keep, size)
+    """,
+    "a counter of its own is printed": """
+        class Trainer:
+            def __init__(self): self.steps = 0
+            def fit(self):
+                for _ in range(5): self.train()
+            def loss(self, x, y, step):
+                if step % 10 == 0: print(step)
+                return F.cross_entropy(net(x), y)
+            def train(self):
+                for x, y in train_loader:
+                    loss = self.loss(x, y, self.steps)
+                    STEP
+                    self.steps += 1
+        Trainer().fit()
+    """,
+}
+
+
+@pytest.mark.parametrize("form", HANDED_ON)
+def test_what_is_handed_on_and_leaves_the_loss_as_it_is_is_taken(folder: Path, form: str) -> None:
+    text = f"optimizer = torch.optim.Adam(net.parameters())\n{filled(HANDED_ON[form])}"
+    loop = watched(folder, text)
+    assert keys_of(loop)["run_samples"] == 300
+    model_of(loop)(next(iter(sets_of(loop)[0]))).backward()
