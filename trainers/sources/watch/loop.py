@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import weakref
 from collections import UserDict
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from batchscout.trainers.sources.watch.batches import (
     within,
 )
 from batchscout.trainers.sources.watch.copies import Copies, give_back
-from batchscout.trainers.sources.watch.observer import Place, Seen, num_samples_in, value_of
+from batchscout.trainers.sources.watch.observer import Place, Seen, num_samples_in
 from batchscout.trainers.sources.watch.replay import LossOfBatch
 
 
@@ -102,59 +101,15 @@ class Loop:
     @property
     def is_averaged(self) -> bool:
         """True if the gradient of a step is the mean of those of its micro-batches, or there is a single one."""
-        count = self.num_micro_batches
-        if count == 1 or self.loss is None or self.loss.factor != self.seen.backward.scaled_by:
+        if self.num_micro_batches == 1 or self.loss is None or self.loss.factor != self.seen.backward.scaled_by:
             return True
-        return _is_divided(self.loss, count)
+        return self.loss.divided_by > 1
 
     @property
     def times(self) -> float:
         """By what the statements' loss is multiplied to be that of its micro-batch alone."""
         assert self.loss is not None
-        divided = self.loss.factor == self.seen.backward.scaled_by and self.num_micro_batches > 1
-        return float(self.num_micro_batches) if divided and _is_divided(self.loss, self.num_micro_batches) else 1.0
-
-
-def _is_divided(loss: LossOfBatch, count: int) -> bool:
-    """True if the script's statements divide the loss by so many."""
-    code = loss.code
-    inner = [one for part in code.statements for one in ast.walk(part)]
-    made = [one for one in inner if isinstance(one, ast.Assign | ast.AugAssign) and _makes(one, code.loss)]
-    return any(_divides(node, count, loss.place) for part in (code.loss, *made) for node in _computed_last(part))
-
-
-def _computed_last(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what is in a node but for what calls are given, unless they add it up: `model(x / 4)` divides no loss, and `mean(losses / 4)` does."""
-    yield node
-    inner = ast.iter_child_nodes(node)
-    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] not in _ADD_UP:
-        inner = [node.func]
-    for one in inner:
-        yield from _computed_last(one)
-
-
-_ADD_UP = ("sum", "mean", "stack", "cat")
-
-
-def _makes(statement: ast.Assign | ast.AugAssign, loss: ast.expr) -> bool:
-    """True if it gives a value to what the loss is made of in the end: `loss = loss / 4`."""
-    names = {ast.unparse(one) for one in _computed_last(loss) if isinstance(one, ast.Name | ast.Attribute)}
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    return any(ast.unparse(one) in names for one in targets)
-
-
-def _divides(node: ast.AST, count: int, place: Place) -> bool:
-    """True of a division by so many, or a product with one part of so many, of something that was computed before."""
-    if not isinstance(node, ast.AugAssign | ast.BinOp):
-        return False
-    by = node.value if isinstance(node, ast.AugAssign) else node.right
-    match node.op:
-        case ast.Div():
-            return value_of(by, place) == count
-        case ast.Mult():
-            return value_of(by, place) == 1 / count
-        case _:
-            return False
+        return float(self.loss.divided_by)
 
 
 def names_around(place: Place) -> Iterator[tuple[str, Any]]:

@@ -36,7 +36,7 @@ from batchscout.trainers.sources.watch.bindings import (
 )
 from batchscout.trainers.sources.watch.copies import Copies, give_back
 from batchscout.trainers.sources.watch.handed import is_of_numbers
-from batchscout.trainers.sources.watch.observer import Backward, Enough, Place, RandomState, Seen, unwrapped
+from batchscout.trainers.sources.watch.observer import Backward, Enough, Place, RandomState, Seen, unwrapped, value_of
 from batchscout.trainers.sources.watch.statements import (
     LossCode,
     loss_codes,
@@ -66,6 +66,8 @@ class LossOfBatch:
     call: Callable[[Any], Tensor]
     factor: float
     """By which the script multiplies it before backward, outside of these statements."""
+    divided_by: int
+    """The micro-batches of a step, where these statements divide it by so many; else 1."""
     batches: Batches
     place: Place
     code: LossCode
@@ -116,7 +118,10 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
                     return NotReplayed(fault, _of_a_loader(seen))
                 found = begun or found
             if not isinstance(factor, str):
-                return LossOfBatch(found.text, found.call, factor, Batches(bound.source, bound.seen), place, code)
+                divided_by = _divided_by(code, place, bound, seen)
+                sys.modules[LOSS_MODULE] = found.module  # and not of what was tried last
+                batches = Batches(bound.source, bound.seen)
+                return LossOfBatch(found.text, found.call, factor, divided_by, batches, place, code)
             reasons.append(factor)
     if seen.same_in_each_step and (of_one_size or not seen.backward.fetched):
         raise NoStudy(_WHOLE)
@@ -317,6 +322,8 @@ def _twin(names: Iterable[str], place: Place, seen: Seen) -> str | None:
 class _Made:
     text: str
     call: Callable[[Any], Tensor]
+    module: ModuleType
+    """Whose function it is."""
 
 
 def _function(code: LossCode, place: Place, bound: Bound, resets: tuple[ast.stmt, ...] = ()) -> _Made:
@@ -344,7 +351,7 @@ def _function(code: LossCode, place: Place, bound: Bound, resets: tuple[ast.stmt
     made.__dict__["__name__"] = LOSS_MODULE
     # The script's own statements.
     exec(compile(module, f"<the loss of {place.file}>", "exec", dont_inherit=True), made.__dict__)
-    return _Made(ast.unparse(function), made.__dict__["loss_of_batch"])
+    return _Made(ast.unparse(function), made.__dict__["loss_of_batch"], made)
 
 
 def _batched(code: LossCode, bound: Bound) -> tuple[list[ast.stmt], ast.expr, set[str]]:
@@ -376,6 +383,33 @@ class _InPlace(ast.NodeTransformer):
         return type(node)(**fields)
 
 
+def _divided_by(code: LossCode, place: Place, bound: Bound, seen: Seen) -> int:
+    """Return the micro-batches of a step if the statements divide the loss by so many, and else 1. It is tried: without that division, wherever it stands,
+    the loss and the gradient are so many times what was seen."""
+    count = max(1, seen.steps[-1].num_backwards)
+    nodes = [node for one in (*code.statements, code.loss) for node in ast.walk(one)] if count > 1 else []
+    divisors = [by for node in nodes if (by := _divisor(node, count, place)) is not None]
+    for some in (*((one,) for one in divisors), *([tuple(divisors)] if len(divisors) > 1 else [])):
+        in_place = {**bound.in_place, **dict.fromkeys(some, ast.Constant(1))}
+        without = _function(code, place, replace(bound, in_place=in_place))
+        if _replayed(without, bound, seen) == seen.backward.scaled_by / count:
+            return count
+    return 1
+
+
+def _divisor(node: ast.AST, count: int, place: Place) -> ast.expr | None:
+    """Return what stands for so many in a division by it, or for its inverse in a product."""
+    match node:
+        case ast.BinOp(op=ast.Div(), right=by) | ast.AugAssign(op=ast.Div(), value=by):
+            wanted = count
+        case ast.BinOp(op=ast.Mult(), right=by) | ast.AugAssign(op=ast.Mult(), value=by):
+            wanted = 1 / count
+        case _:
+            return None
+    value = value_of(by, place)
+    return by if isinstance(value, int | float) and value == wanted else None
+
+
 def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
     """Return by what the loss of the first batch was multiplied before backward, where a replay gives what was seen; else in what it
     differs."""
@@ -401,8 +435,8 @@ def _replayed(made: _Made, bound: Bound, seen: Seen) -> float | str:
 def _factors(seen: Seen) -> list[float]:
     """Return by what the statements' loss may have been multiplied before backward: a GradScaler's factor, and one divided by the number of
     micro-batches, as accelerate does."""
-    scaled_by, count = seen.backward.scaled_by, max(1, seen.steps[0].num_backwards if seen.steps else 1)
-    return [scaled_by, *([scaled_by / count] if count > 1 else [])]
+    counts = (1, *(max(1, one.num_backwards) for one in seen.steps))  # the first step of some comes too early
+    return [seen.backward.scaled_by / one for one in dict.fromkeys(counts)]
 
 
 def _far(loss: Tensor, copies: Copies, seen: Seen, scale: float) -> str | None:

@@ -162,3 +162,31 @@ def test_what_is_handed_on_and_leaves_the_loss_as_it_is_is_taken(folder: Path, f
     loop = watched(folder, text)
     assert keys_of(loop)["run_samples"] == 300
     model_of(loop)(next(iter(sets_of(loop)[0]))).backward()
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_divided"),
+    [
+        ("F.cross_entropy(net(x.clone()), y) / 4", True),
+        ("F.cross_entropy(net(batch[0]), batch[1]) / accumulated", True),
+        ("F.cross_entropy(net(x.clone()), y) / 4 + net(x).pow(2).mean() / 4", True),
+        ("torch.mean(F.cross_entropy(net(x), y, reduction='none') / 4)", True),
+        ("F.cross_entropy(net(x.clone()) / 4, y) * 0.25", True),
+        ("F.cross_entropy(net(x.clone() / 4), y)", False),
+        ("F.cross_entropy(net(x) / accumulated, y)", False),
+    ],
+)
+def test_a_loss_is_divided_by_the_micro_batches_where_it_is_so_many_times_less(
+    folder: Path, loss: str, is_divided: bool
+) -> None:
+    text = f"""
+        optimizer, accumulated = torch.optim.SGD(net.parameters(), lr=0.1), 4
+        for number, batch in enumerate(train_loader):
+            x, y = batch
+            loss = {loss}
+            loss.backward()
+            if (number + 1) % accumulated == 0:
+                optimizer.step(); optimizer.zero_grad()
+    """
+    loop = watched(folder, text)
+    assert (loop.is_averaged, loop.times) == (is_divided, 4.0 if is_divided else 1.0)
