@@ -109,11 +109,10 @@ class Place:
         """Return what a name stands for, or an attribute of one; None where it stands for nothing."""
         first, *attributes = name.split(".")
         found = self.local[first] if first in self.local else self.global_.get(first)
-        for attribute in attributes:
-            if not hasattr(found, attribute):
-                return None
-            found = getattr(found, attribute)
-        return found
+        try:
+            return functools.reduce(getattr, attributes, found)
+        except Exception:  # of the script's own objects, whose attributes may be computed
+            return None
 
 
 def value_of(node: ast.expr, place: Place) -> Any:
@@ -271,14 +270,16 @@ class Seen:
         return [loop for loop in place.loops if not self.begins_anew(loop, place)]
 
     def begins_anew(self, loop: Loop, place: Place) -> bool:
-        """True if each round of a loop makes a model and its optimizer, for a seed, or a fold of the data: it is a run of its own."""
-        optimizer = self.steps[0].optimizer
+        """True if each round of a loop makes a model and its optimizer, for a seed, or a fold of the data: it is a run of its own. False where a part
+        of the model was made before it, as of one that is given another head for each task, and goes on."""
+        of_model = [p for group in self.steps[0].optimizer.param_groups for p in group["params"]]
+        known = [self.made_in(loop, place, p) for p in of_model if id(p) in self.made_at]
+        return self.made_in(loop, place, self.steps[0].optimizer) and any(known) and all(known)
 
-        def makes(one: object) -> bool:
-            lines = (line for file, line in self.made_at.get(id(one), ()) if file == place.file)
-            return any(loop.body[0].lineno <= line <= (loop.end_lineno or loop.lineno) for line in lines)
-
-        return makes(optimizer) and any(makes(p) for group in optimizer.param_groups for p in group["params"])
+    def made_in(self, loop: Loop, place: Place, one: object) -> bool:
+        """True of an optimizer or a parameter that a loop around a place has made."""
+        lines = (line for file, line in self.made_at.get(id(one), ()) if file == place.file)
+        return any(loop.body[0].lineno <= line <= (loop.end_lineno or loop.lineno) for line in lines)
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:

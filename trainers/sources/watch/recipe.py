@@ -24,6 +24,7 @@ from batchscout.trainers.sources.watch.batches import (
     num_samples_in_pass,
     num_samples_in_source,
 )
+from batchscout.trainers.sources.watch.later import optimizer_anew
 from batchscout.trainers.sources.watch.length import rounds_of, run_samples
 from batchscout.trainers.sources.watch.loop import Loop, names_around
 from batchscout.trainers.sources.watch.observer import Seen
@@ -171,6 +172,11 @@ def _told(loop: Loop) -> Iterator[str]:
     if (rounds := _rounds_of_runs(loop.seen)) != 1:
         yield (
             f"it makes its model and its optimizer anew in each of {rounds or 'several'} rounds of a loop: the study is of one of these runs, as long as one"
+        )
+    if (anew := optimizer_anew(loop.seen)) is not None:
+        yield (
+            f"it has another optimizer in each round of the loop in {anew}, and a study takes all rounds for one run, with one optimizer whose learning rate "
+            "and state go on; where each round is a run of its own, set sample_budget, and real_run where the study has one, to the samples of one"
         )
     if isinstance(source, FromLoader) and loop.validation is None:
         others = {loop.name_of(one) for one in loop.seen.loaders if one.dataset is not source.loader.dataset}

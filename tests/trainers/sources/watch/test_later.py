@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from batchscout.trainers.before.read_source import read
+from batchscout.trainers.before.source import Source
+from batchscout.trainers.errors import LossNotSeen
 from batchscout.trainers.sources.adapted import settings_of
-from tests.support.scripts import keys_of, model_of, sets_of, watched
+from tests.support.scripts import PLAIN, keys_of, model_of, sets_of, watched
 
 STEP = "optimizer.zero_grad(); loss.backward(); optimizer.step()"
 
@@ -190,3 +193,77 @@ def test_a_loss_is_divided_by_the_micro_batches_where_it_is_so_many_times_less(
     """
     loop = watched(folder, text)
     assert (loop.is_averaged, loop.times) == (is_divided, 4.0 if is_divided else 1.0)
+
+
+def test_of_a_mean_with_class_weights_the_loss_alone_is_missing_or_what_it_is_a_mean_over(folder: Path) -> None:
+    (folder / "weights_beside.py").write_text(
+        "import torch\nweights = torch.tensor([0.2, 1.0, 5.0])\ndef total(batch): return weights[batch[1]].sum()\n"
+    )
+    weighted = PLAIN.replace("net(x), y)", "net(x), y, weight=weights_beside.weights)")
+    watched(folder, f"import weights_beside\n{weighted}")
+    with pytest.raises(LossNotSeen, match=r"a mean, and over what is not clear .* num_targets: .* leave out loss"):
+        read(Source("script", "train.py", {"args": []}))
+    assert read(Source("script", "train.py", {"args": [], "own_loss": True})).run_samples == 300
+    found = read(Source("script", "train.py", {"args": []}, "weights_beside:total"))
+    assert found.keys["loss"]["over"] == "weights_beside:total"
+
+
+ANOTHER_OPTIMIZER = {
+    "folds that copy": """
+        import copy
+        for fold in range(3):
+            model = copy.deepcopy(net)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for epoch in range(5):
+                for x, y in train_loader:
+                    loss = F.cross_entropy(model(x), y)
+                    STEP
+    """,
+    "folds that reset": """
+        first = {name: value.clone() for name, value in net.state_dict().items()}
+        for fold in range(3):
+            net.load_state_dict(first)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for epoch in range(5):
+                for x, y in train_loader:
+                    loss = F.cross_entropy(net(x), y)
+                    STEP
+    """,
+    "another head for each task": """
+        for task in range(3):
+            net[3] = nn.Linear(16, 3)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for epoch in range(5):
+                for x, y in train_loader:
+                    loss = F.cross_entropy(net(x), y)
+                    STEP
+    """,
+    "each pass": """
+        def train(epoch):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1 / (1 + epoch))
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+        for epoch in range(15): train(epoch)
+    """,
+    "a list of them": """
+        head, whole = (torch.optim.SGD(some.parameters(), lr=0.1) for some in (net[3], net))
+        for optimizer, passes in [(whole, 5), (head, 5), (whole, 5)]:
+            for epoch in range(5):
+                for x, y in train_loader:
+                    loss = F.cross_entropy(net(x), y)
+                    STEP
+    """,
+}
+
+
+@pytest.mark.parametrize("form", ANOTHER_OPTIMIZER)
+def test_that_rounds_of_a_loop_have_another_optimizer_each_is_told(folder: Path, form: str) -> None:
+    """Whether they are runs of their own, only who wrote them knows: they count as one run."""
+    loop = watched(folder, filled(ANOTHER_OPTIMIZER[form]))
+    assert keys_of(loop)["run_samples"] == 900
+    line = 1 + next(
+        number for number, one in enumerate(Path("train.py").read_text().splitlines()) if one.startswith("for ")
+    )
+    assert len(told(loop, f"another optimizer in each round of the loop in line {line} of train.py")) == 1
+    assert told(loop, "makes its model") == []
