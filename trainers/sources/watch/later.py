@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from torch import nn
+
+from batchscout.trainers.sources.watch.batches import FromLoader
+from batchscout.trainers.sources.watch.handed import arguments_of, changed_by, given, handed_on, reads_a_change
 from batchscout.trainers.sources.watch.length import rounds_of
-from batchscout.trainers.sources.watch.observer import Place, Seen
+from batchscout.trainers.sources.watch.loop import Loop as Watched
+from batchscout.trainers.sources.watch.observer import Place, Seen, unwrapped, value_of
 from batchscout.trainers.sources.watch.statements import (
+    Loop,
+    assigned,
+    is_over_batches,
+    levels_of,
+    parsed,
+    position_of,
     targets_of,
+    walk_own,
 )
+from batchscout.trainers.user_code import is_librarys
+
+_LONGEST = 60
+"""Of a statement that is quoted."""
+_OF_THE_ORDER = ("set_epoch", "shuffle")
+"""Methods of data after which the order is another, as it is in each pass of a study."""
+
+
+def _quoted(node: ast.stmt | ast.expr, place: Place) -> str:
+    text = ast.unparse(node).partition("\n")[0]
+    short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return f"`{short}` in {_line(node, place)}"
 
 
 def _line(node: ast.stmt | ast.expr, place: Place) -> str:
@@ -26,3 +55,260 @@ def optimizer_anew(seen: Seen) -> str | None:
             if is_another and rounds_of(loop, place, None) != 1:
                 return _line(loop, place)
     return None
+
+
+# Whether it trains again
+
+
+def trains_again(seen: Seen) -> str | None:
+    """Return where a script trains once more after the run that was watched; None where it does not, or only if something holds that is not known."""
+    places = seen.backward.places
+    of_run = next((number for number, one in reversed([*enumerate(places)]) if seen.loops_of(one)), len(places))
+    trained = _function_that_trains(places[of_run], seen) if of_run < len(places) else None
+    for place in places[of_run:]:
+        loops = seen.loops_of(place)
+        levels = itertools.takewhile(
+            lambda one, loops=loops: one.owner not in loops, levels_of(parsed(place.file), place.position)
+        )
+        after = [one for level in reversed([*levels]) for one in level.body[level.place + 1 :]]
+        for one in itertools.takewhile(lambda one: not isinstance(one, ast.Return | ast.Raise), after):
+            entered = set[ast.AST]()
+            if {"backward", "step"} <= set(_methods_called([one], place, entered)) or trained in entered:
+                return _line(one, place)
+    return None
+
+
+def _function_that_trains(place: Place, seen: Seen) -> ast.FunctionDef | None:
+    """Return the function around the outermost loop of a run, where that counts passes or steps: one over batches alone may validate, too."""
+    loop, function = seen.loops_of(place)[-1], levels_of(parsed(place.file), place.position)[0].owner
+    counts = isinstance(loop, ast.While) or not is_over_batches(loop)
+    return function if counts and isinstance(function, ast.FunctionDef) else None
+
+
+def _methods_called(nodes: Iterable[ast.AST], place: Place, known: set[ast.AST]) -> Iterator[str]:
+    """Yield the names of the methods that are called for sure, here or in a function of the script. known: the functions that were looked into."""
+    for one in nodes:
+        match one:
+            case ast.If(test=test, body=body, orelse=orelse):
+                entered = {True: body, False: orelse, None: []}[_holds(test, place)]
+                yield from _methods_called(entered, place, known)
+                continue
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Lambda() | ast.ExceptHandler():
+                continue
+            case ast.Call():
+                if isinstance(one.func, ast.Attribute):
+                    yield one.func.attr
+                if (inside := _entered(one, place, known)) is not None:
+                    yield from _methods_called(inside[0].body, inside[1], known)
+        yield from _methods_called(ast.iter_child_nodes(one), place, known)
+
+
+def _holds(test: ast.expr, place: Place) -> bool | None:
+    """Return whether a test holds with what its names stand for at a place; None where that is not to be seen."""
+    found = value_of(ast.UnaryOp(ast.Not(), test), place)
+    return None if found is None else not found
+
+
+def _entered(call: ast.Call, place: Place, known: set[ast.AST]) -> tuple[ast.FunctionDef, Place] | None:
+    """Return the function of the script that is called, and its inside, where its arguments have names; None of any other, and of one that was looked into."""
+    try:
+        called: Any = inspect.unwrap(value_of(call.func, place))
+        code, file = called.__code__, Path(called.__code__.co_filename)
+    except Exception:  # of the script's own objects, whose attributes may be computed
+        return None
+    if not file.is_file() or is_librarys(file):
+        return None
+    named = [
+        one for one in ast.walk(parsed(str(file))) if isinstance(one, ast.FunctionDef) and one.name == code.co_name
+    ]
+    function = min(named, key=lambda one: abs(one.lineno - code.co_firstlineno), default=None)
+    if function is None or function in known:
+        return None
+    known.add(function)
+    apart = {name for one in walk_own(function) if isinstance(one, ast.Global) for name in one.names}
+    own = {name: None for name in assigned(function.body) - apart if "." not in name}
+    local = own | {name: value_of(value, place) for name, value in arguments_of(call, function)}
+    at = position_of(function.body[0])
+    return function, Place(str(file), at, code.co_name, local, called.__globals__, is_the_scripts=True)
+
+
+# What changes in its run
+
+
+@dataclass(frozen=True)
+class _Code:
+    """Where statements are that are run in each round of a run's loops."""
+
+    place: Place
+    changes: frozenset[str]
+    """The names that change over the run there."""
+    is_of_batches: bool = False
+    """True in the innermost loop: of it, two steps show what changes."""
+    is_late: bool = False
+    """True below an `if` that asks for what changes: in some rounds alone."""
+    is_sure: bool = True
+    """False below any other `if`, which may never be entered."""
+    weights: frozenset[str] = frozenset()
+    """The names of loops over the model's weights or parts."""
+
+
+def changes_later(watched: Watched) -> list[str]:
+    """Return the statements by which a script changes later in its run what a study keeps: they freeze or release weights, or make the optimizer, the loss, a
+    number of the model or the data anew."""
+    seen, told = watched.seen, dict[str, None]()
+    is_within = is_of_batches = False
+    known = {levels_of(parsed(one.file), one.position)[0].owner for one in seen.backward.places}
+    for place in reversed(seen.backward.places):
+        loops = seen.loops_of(place)
+        bodies = levels_of(parsed(place.file), place.position)[0].body if is_within else loops[-1:]
+        code = _Code(place, frozenset(handed_on(place, seen) | changed_by(loops, place)), is_of_batches)
+        is_within |= bool(loops)
+        is_of_batches |= seen.backward.all_loops[:1] == loops[:1]
+        for node, inside in _changes(bodies, code, watched, known):
+            told[_quoted(node, inside.place)] = None
+    return [*told]
+
+
+def _changes(
+    statements: Sequence[ast.stmt], code: _Code, watched: Watched, known: set[ast.AST]
+) -> Iterator[tuple[ast.stmt, _Code]]:
+    """Yield the statements that change what a study keeps, with where they are. known: the functions that were looked into."""
+    for one in statements:
+        if _is_a_change(one, code, watched):
+            yield one, code
+        for call in _own_calls(one):
+            if (entered := _entered(call, code.place, known)) is not None:
+                function, place = entered
+                changes = frozenset(given(call, function, code.place, {*code.changes}))
+                yield from _changes(function.body, replace(code, place=place, changes=changes), watched, known)
+        for body, inside in _inner(one, code, watched.seen):
+            yield from _changes(body, inside, watched, known)
+
+
+def _own_calls(one: ast.stmt) -> list[ast.Call]:
+    """Return the calls of a statement that has no body."""
+    nodes = walk_own(one) if isinstance(one, ast.Expr | ast.Assign | ast.AugAssign | ast.Return) else ()
+    return [node for node in nodes if isinstance(node, ast.Call)]
+
+
+def _inner(one: ast.stmt, code: _Code, seen: Seen) -> Iterator[tuple[list[ast.stmt], _Code]]:
+    """Yield the bodies of a statement, and how they are run."""
+    match one:
+        case ast.If(test=test, body=body, orelse=orelse):
+            now = _holds(test, code.place)
+            if reads_a_change(test, code.place, {*code.changes}):
+                yield from ((some, replace(code, is_late=True)) for some in (body, orelse))
+            else:
+                yield body, replace(code, is_sure=code.is_sure and now is True)
+                yield orelse, replace(code, is_sure=code.is_sure and now is False)
+        case ast.For(body=body) | ast.While(body=body):
+            is_of_batches = code.is_of_batches or one is seen.backward.all_loops[0]
+            yield body, replace(code, is_of_batches=is_of_batches, weights=code.weights | _weights(one, code, seen))
+        case ast.With(body=body) | ast.Try(body=body):
+            yield body, code
+
+
+def _weights(loop: Loop, code: _Code, seen: Seen) -> set[str]:
+    """Return the names of a loop over weights or parts of the model."""
+    if isinstance(loop, ast.While):
+        return set()
+    calls = [one.func for one in ast.walk(loop.iter) if isinstance(one, ast.Call)]
+    of_parts = [one for one in calls if isinstance(one, ast.Attribute) and one.attr.removeprefix("named_") in _PARTS]
+    return targets_of(loop) if any(_is_trained(one.value, code, seen) for one in of_parts) else set()
+
+
+_PARTS = ("parameters", "modules", "children")
+
+
+def _is_a_change(one: ast.stmt, code: _Code, watched: Watched) -> bool:
+    if not code.is_sure:
+        return False
+    match one:
+        case ast.Assign(targets=[ast.Attribute(value=owner, attr="requires_grad")]):
+            return code.is_late and _is_trained(owner, code, watched.seen)
+        case ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=value):
+            return _is_made_anew(target, value, code, watched)
+        case ast.AugAssign(target=ast.Attribute() as target):
+            return not code.is_of_batches and _is_of_model(target, code, watched.seen)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="requires_grad_"))):
+            return code.is_late and _is_trained(owner, code, watched.seen)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="add_param_group"))):
+            return any(value_of(owner, code.place) is optimizer for optimizer in watched.seen.optimizers)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=method))):
+            source = watched.batches.source
+            is_data = isinstance(source, FromLoader) and value_of(owner, code.place) is source.loader.dataset
+            return is_data and not code.is_of_batches and method not in _OF_THE_ORDER
+        case _:
+            return False
+
+
+def _is_made_anew(target: ast.Name | ast.Attribute, value: ast.expr, code: _Code, watched: Watched) -> bool:
+    """True of the optimizer, but where it was made first, and of the loss and numbers of the model where they are made of what changes."""
+    seen, place, before = watched.seen, code.place, code.place.get(ast.unparse(target))
+    if any(before is one for one in seen.optimizers):
+        lines = {line for file, line in seen.made_at.get(id(before), ()) if file == place.file}
+        return isinstance(value, ast.Call) and not lines & {
+            *range(value.lineno, (value.end_lineno or value.lineno) + 1)
+        }
+    if code.is_of_batches or not reads_a_change(value, place, {*code.changes}):
+        return False
+    if isinstance(target, ast.Attribute) and _is_of_model(target, code, seen):
+        return True
+    if isinstance(before, float):
+        return _key(target, place) in _read_by_loss(watched)
+    inputs = watched.loss.code.inputs if watched.loss is not None else ()
+    of_loss = any(before is watched.place.get(name) for name in inputs)
+    return of_loss and callable(before) and not _is_part(before, seen)
+
+
+def _read_by_loss(watched: Watched) -> set[tuple[object, str]]:
+    """Return what the functions by which the loss is computed read beside their arguments, as `_key` has it."""
+    found, known = set[tuple[object, str]](), set[ast.AST]()
+    loss = watched.loss
+    pending = [] if loss is None else [(list[ast.AST]([*loss.code.statements, loss.code.loss]), loss.place)]
+    while pending:
+        nodes, place = pending.pop()
+        for node in (inner for one in nodes for inner in ast.walk(one)):
+            if isinstance(node, ast.Call) and (entered := _entered(node, place, known)) is not None:
+                pending.append(([*entered[0].body], entered[1]))
+            if isinstance(node, ast.Name | ast.Attribute) and (key := _key(node, place)) is not None:
+                found.add(key)
+    return found
+
+
+def _key(node: ast.Name | ast.Attribute, place: Place) -> tuple[object, str] | None:
+    """Return what an attribute, or a name of a file, is known by in each function; None of a function's own name."""
+    if isinstance(node, ast.Attribute):
+        return id(value_of(node.value, place)), node.attr
+    return (place.file, node.id) if place.function == "<module>" or node.id not in place.local else None
+
+
+def _is_trained(owner: ast.expr, code: _Code, seen: Seen) -> bool:
+    """True of the model, a part of it, and one of its weights, also as the name of a loop over these."""
+    value = value_of(owner, code.place)
+    return ast.unparse(owner) in code.weights or isinstance(value, nn.Parameter) or _is_part(value, seen)
+
+
+def _is_part(value: object, seen: Seen) -> bool:
+    own = {id(part) for parts in seen.parts.values() for part in parts}
+    return isinstance(value, nn.Module) and id(unwrapped(value)) in own
+
+
+def _is_of_model(target: ast.Attribute, code: _Code, seen: Seen) -> bool:
+    """True of an attribute of the model that code of its class reads."""
+    owner = value_of(target.value, code.place)
+    nodes = _nodes_of_class(type(unwrapped(owner))) if _is_part(owner, seen) else []
+    return any(one.attr == target.attr and isinstance(one.ctx, ast.Load) for one in nodes)
+
+
+def _nodes_of_class(kind: type) -> list[ast.Attribute]:
+    """Return the attributes in the code of a class but for that of its `__init__`; none where its file is not there."""
+    files = {one.__code__.co_filename for one in vars(kind).values() if inspect.isfunction(one)}
+    trees = [parsed(one) for one in files if Path(one).is_file()]
+    classes = [
+        one for tree in trees for one in ast.walk(tree) if isinstance(one, ast.ClassDef) and one.name == kind.__name__
+    ]
+    methods = [
+        one for tree in classes for one in tree.body if isinstance(one, ast.FunctionDef) and one.name != "__init__"
+    ]
+    return [node for one in methods for node in ast.walk(one) if isinstance(node, ast.Attribute)]

@@ -24,7 +24,7 @@ from batchscout.trainers.sources.watch.batches import (
     num_samples_in_pass,
     num_samples_in_source,
 )
-from batchscout.trainers.sources.watch.later import optimizer_anew
+from batchscout.trainers.sources.watch.later import changes_later, optimizer_anew, trains_again
 from batchscout.trainers.sources.watch.length import rounds_of, run_samples
 from batchscout.trainers.sources.watch.loop import Loop, names_around
 from batchscout.trainers.sources.watch.observer import Seen
@@ -178,6 +178,10 @@ def _told(loop: Loop) -> Iterator[str]:
             f"it has another optimizer in each round of the loop in {anew}, and a study takes all rounds for one run, with one optimizer whose learning rate "
             "and state go on; where each round is a run of its own, set sample_budget, and real_run where the study has one, to the samples of one"
         )
+    if changes := changes_later(loop):
+        yield f"later in its run it changes what a study keeps as in the first step: {', '.join(changes)}"
+    if (again := trains_again(loop.seen)) is not None:
+        yield f"it trains again after that, in {again}: the study is of the first training alone"
     if isinstance(source, FromLoader) and loop.validation is None:
         others = {loop.name_of(one) for one in loop.seen.loaders if one.dataset is not source.loader.dataset}
         named = f"no other loader of the script ({', '.join(sorted(others))}) has a name of validation data (val_loader, say)"

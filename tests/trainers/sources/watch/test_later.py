@@ -267,3 +267,217 @@ def test_that_rounds_of_a_loop_have_another_optimizer_each_is_told(folder: Path,
     )
     assert len(told(loop, f"another optimizer in each round of the loop in line {line} of train.py")) == 1
     assert told(loop, "makes its model") == []
+
+
+CHANGED_LATER = """
+class Loss(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+    def forward(self, out, y): return self.weight * F.cross_entropy(out, y)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.tau, self.epoch, self.shown = net, 1.0, 0, 0
+    def at(self, epoch): self.epoch = epoch
+    def forward(self, x): return self.net(x) / (self.tau + self.epoch)
+class Drawn(TensorDataset):
+    def draw_again(self): pass
+    def set_epoch(self, epoch): pass
+def release(model, from_it_on):
+    for p in model.parameters(): p.requires_grad = True
+def released(model, now):
+    if now > 3:
+        for name, weight in model.named_parameters(): weight.requires_grad_(True)
+model, others, accuracy, best, args = Net(), nn.Linear(8, 3), 0.0, 0.0, argparse.Namespace(debug=False)
+train_set = Drawn(X, Y)
+train_loader = DataLoader(train_set, batch_size=6, shuffle=True)
+criterion, weights = Loss(1.0), [1.0, 2.0, 3.0, 4.0, 5.0]
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(5):
+    {before}
+    for number, (x, y) in enumerate(train_loader):
+        loss = criterion(model(x), y)
+        STEP
+        {by_batch}
+    {after}
+"""
+NOT_AT_ALL = {"before": "pass", "by_batch": "pass", "after": "pass"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"after": "if epoch == 2:\n        for p in model.parameters(): p.requires_grad = True"},
+        {"before": "if epoch == 2: model.net[0].requires_grad_(True)"},
+        {"before": "if epoch == 2: release(model, 2)"},
+        {"before": "released(model, epoch)"},
+        {"after": "if epoch == 2: optimizer.add_param_group({'params': others.parameters()})"},
+        {"after": "if epoch == 2: optimizer = torch.optim.SGD(model.parameters(), lr=0.01)"},
+        {"before": "if epoch > 0: optimizer = torch.optim.SGD(model.parameters(), lr=0.01)"},
+        {"before": "criterion = Loss(weights[epoch])"},
+        {"before": "model.tau = 1.0 / (1 + epoch)"},
+        {"before": "model.at(epoch)"},
+        {"after": "train_set.draw_again()"},
+        {"after": "train_loader.dataset.draw_again()"},
+        {"by_batch": "if number == 5 and epoch > 1: optimizer.add_param_group({'params': others.parameters()})"},
+    ],
+    ids=lambda one: next(iter(one.values())),
+)
+def test_what_a_loop_changes_later_is_told_with_its_line(folder: Path, changed: dict[str, str]) -> None:
+    loop = watched(folder, filled(CHANGED_LATER.format_map(NOT_AT_ALL | changed)))
+    found = told(loop, "changes what a study keeps as in the first step")
+    assert len(found) == 1
+    assert found[0].count(" of train.py") == 1
+
+
+READ_BY_THE_LOSS = {
+    "a name of the file": """
+        beta = 0.0
+        def loss_of(x, y): return F.cross_entropy(net(x), y) + beta * net(x).pow(2).mean()
+        for epoch in range(5):
+            beta = min(1.0, epoch / 10)
+            for x, y in train_loader:
+                loss = loss_of(x, y)
+                STEP
+    """,
+    "an attribute": """
+        class Trainer:
+            def loss(self, x, y): return F.cross_entropy(net(x), y) + self.weighted(net(x))
+            def weighted(self, out): return self.beta * out.pow(2).mean()
+            def fit(self):
+                for epoch in range(5):
+                    self.beta = min(1.0, epoch / 10)
+                    for x, y in train_loader:
+                        loss = self.loss(x, y)
+                        STEP
+        Trainer().fit()
+    """,
+}
+
+
+@pytest.mark.parametrize("form", READ_BY_THE_LOSS)
+def test_a_number_that_functions_of_the_loss_read_is_told_where_a_later_pass_has_another(
+    folder: Path, form: str
+) -> None:
+    text = f"optimizer = torch.optim.Adam(net.parameters())\n{filled(READ_BY_THE_LOSS[form])}"
+    assert "beta = min(1.0, epoch / 10)` in line" in told(watched(folder, text), "later in its run")[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"before": "model.train(); train_set.set_epoch(epoch)"},
+        {"after": "model.shown = epoch"},
+        {"after": "model.eval()\n    with torch.no_grad(): accuracy = (model(X).argmax(1) == Y).float().mean().item()"},
+        {"after": "if accuracy > best:\n        best = accuracy\n        torch.save(model.state_dict(), 'best.pt')"},
+        {"before": "if args.debug: optimizer = torch.optim.SGD(model.parameters(), lr=0.01)"},
+        {"by_batch": "for p in model.parameters(): p.grad = None"},
+        {"by_batch": "if number % 5 == 0: print(epoch, loss.item())"},
+        {"before": "for p in others.parameters(): p.requires_grad = False"},
+        {"after": "def probe():\n        optimizer = torch.optim.SGD(others.parameters(), lr=0.1)\n        return optimizer\n    probe()"},
+    ],
+    ids=lambda one: next(iter(one.values())),
+)  # fmt: skip
+def test_what_leaves_the_training_as_it_is_is_not_told(folder: Path, changed: dict[str, str]) -> None:
+    loop = watched(folder, filled(CHANGED_LATER.format_map(NOT_AT_ALL | changed)))
+    assert told(loop, "later in its run") == told(loop, "another optimizer") == told(loop, "may end before") == []
+
+
+TRAINS = """
+def train(model, optimizer, passes):
+    for epoch in range(passes):
+        for phase in ["train", "val"]:
+            for x, y in train_loader:
+                loss = F.cross_entropy(model(x), y)
+                if phase == "train":
+                    STEP
+def evaluate(model):
+    model.eval()
+    with torch.no_grad(): return F.cross_entropy(model(X), Y).item()
+def attack(model, x, y):
+    x.requires_grad_()
+    F.cross_entropy(model(x), y).backward()
+    return x + 0.1 * x.grad.sign()
+def main(again):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    train(net, optimizer, 5)
+    {after}
+main({again})
+{at_the_end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "again", "at_the_end", "is_told"),
+    [
+        ("train(net, torch.optim.SGD(net.parameters(), lr=0.01), 20)", True, "", True),
+        ("if again: train(net, optimizer, 20)", True, "", True),
+        ("for _ in range(3): train(net, optimizer, 20)", True, "", True),
+        ("pass", True, "main(False)", True),
+        (
+            "pass",
+            True,
+            "for x, y in train_loader:\n    other.zero_grad(); net(x).mean().backward(); other.step()",
+            True,
+        ),
+        ("if again: train(net, optimizer, 20)", False, "", False),
+        ("evaluate(net); attack(net, X.clone(), Y)", False, "print(evaluate(net))", False),
+        ("return\n    train(net, optimizer, 20)", False, "", False),
+        ("torch.save(net.state_dict(), 'last.pt')", False, "def later(): main(False)", False),
+    ],
+)
+def test_that_it_trains_again_is_told_with_the_line(
+    folder: Path, after: str, again: bool, at_the_end: str, is_told: bool
+) -> None:
+    loop = watched(folder, filled(TRAINS.format(after=after, again=again, at_the_end=at_the_end)))
+    assert keys_of(loop)["run_samples"] == 300
+    assert len(told(loop, "it trains again after that, in line")) == is_told
+
+
+def test_an_ordinary_script_is_told_nothing_of_later(folder: Path) -> None:
+    """A schedule, a validation, the best weights, and a test after it."""
+    text = """
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--epochs", type=int, default=5)
+        parser.add_argument("--dry-run", action="store_true")
+        args = parser.parse_args()
+        def train(args, model, loader, optimizer, epoch):
+            model.train()
+            for number, (x, y) in enumerate(loader):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                if number % 5 == 0:
+                    print(f"epoch {epoch} [{number * len(x)}/{len(loader.dataset)}] {loss.item():.6f}")
+                    if args.dry_run: break
+        def test(model, loader):
+            model.eval()
+            total, correct = 0.0, 0
+            with torch.no_grad():
+                for x, y in loader:
+                    out = model(x)
+                    total += F.cross_entropy(out, y, reduction="sum").item()
+                    correct += out.argmax(1).eq(y).sum().item()
+            return total / len(loader.dataset), correct / len(loader.dataset)
+        def main():
+            optimizer = torch.optim.Adadelta(net.parameters(), lr=1.0)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+            best, history = 0.0, []
+            for epoch in range(1, args.epochs + 1):
+                train(args, net, train_loader, optimizer, epoch)
+                loss, accuracy = test(net, val_loader)
+                history.append(loss)
+                if accuracy > best:
+                    best = accuracy
+                    torch.save({"epoch": epoch, "model": net.state_dict(), "best": best}, "best.pt")
+                schedule.step()
+            net.load_state_dict(torch.load("best.pt")["model"])
+            print(test(net, val_loader))
+        if __name__ == "__main__":
+            main()
+    """
+    loop = watched(folder, text)
+    assert keys_of(loop)["run_samples"] == 300
+    assert settings_of(loop, None).told == ()
