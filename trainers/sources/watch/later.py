@@ -20,8 +20,11 @@ from batchscout.trainers.sources.watch.observer import Place, Seen, unwrapped, v
 from batchscout.trainers.sources.watch.statements import (
     Loop,
     assigned,
+    assigned_in,
     is_over_batches,
+    is_set_in,
     levels_of,
+    needed,
     parsed,
     position_of,
     targets_of,
@@ -312,3 +315,110 @@ def _nodes_of_class(kind: type) -> list[ast.Attribute]:
         one for tree in classes for one in tree.body if isinstance(one, ast.FunctionDef) and one.name != "__init__"
     ]
     return [node for one in methods for node in ast.walk(one) if isinstance(node, ast.Attribute)]
+
+
+# Whether its run may be shorter
+
+
+def may_end_before(seen: Seen) -> str | None:
+    """Return where a loop that counts may end for something that is not known in advance, as early stopping does; None where its end is known."""
+    for place in seen.backward.places:
+        loops = seen.loops_of(place)
+        tests = _Tests(place, loops)
+        for loop in (one for one in loops if isinstance(one, ast.While) or not is_over_batches(one)):
+            heads = [(loop.test,)] if isinstance(loop, ast.While) else []
+            ends = (asked for one, asked in _asked_before(loop.body) if isinstance(one, ast.Break | ast.Return))
+            for asked in (*heads, *ends):
+                if (found := tests.unforeseen(ast.BoolOp(ast.And(), [*asked]))) is not None:
+                    return _quoted(found, place)
+    return None
+
+
+def _asked_before(
+    body: Sequence[ast.stmt], asked: tuple[ast.expr, ...] = (), *, is_own: bool = True
+) -> Iterator[tuple[ast.stmt, tuple[ast.expr, ...]]]:
+    """Yield the statements of a loop, each with what is asked before it is run; not what is run where something was raised. is_own: whether a `break` is that
+    loop's, and not of one in it."""
+    for one in body:
+        match one:
+            case ast.If(test=test, body=inner, orelse=orelse):
+                yield from _asked_before(inner, (*asked, test), is_own=is_own)
+                yield from _asked_before(orelse, (*asked, ast.UnaryOp(ast.Not(), test)), is_own=is_own)
+            case ast.For(body=inner) | ast.While(body=inner):
+                yield from _asked_before(inner, asked, is_own=False)
+            case ast.With(body=inner) | ast.Try(body=inner):
+                yield from _asked_before(inner, asked, is_own=is_own)
+            case ast.Break() if not is_own:
+                pass
+            case _:
+                yield one, asked
+
+
+@dataclass(frozen=True)
+class _Tests:
+    """What is asked in the loops of a place."""
+
+    place: Place
+    loops: Sequence[Loop]
+
+    def unforeseen(self, test: ast.expr) -> ast.expr | None:
+        """Return the part of a test of which is not known when it holds; None where that is known of all, and where it never holds."""
+        match test:
+            case ast.BoolOp(op=ast.And(), values=values) if any(map(self._never_holds, values)):
+                return None
+            case ast.BoolOp(values=values):
+                return next((one for one in map(self.unforeseen, values) if one is not None), None)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self.unforeseen(operand)
+        has_failed = any(word in ast.unparse(test) for word in _NO_NUMBER)
+        return (
+            None if has_failed or (not self._moves(test) and not self._is_opaque(test)) or self._counts(test) else test
+        )
+
+    def _never_holds(self, test: ast.expr) -> bool:
+        """True of what is false, and stays so: an option to debug, say."""
+        return _holds(test, self.place) is False and not self._moves(test)
+
+    def _moves(self, test: ast.expr) -> bool:
+        names = needed([], test)[1]
+        return bool(names & self._assigned) or any(map(self._is_set_by_its_class, names))
+
+    def _is_opaque(self, node: ast.expr) -> bool:
+        has_calls = any(isinstance(one, ast.Call) for one in ast.walk(node))
+        return has_calls and value_of(node, self.place) is None
+
+    @property
+    def _assigned(self) -> set[str]:
+        targets = {name for one in self.loops if isinstance(one, ast.For) for name in targets_of(one)}
+        return targets | assigned_in(self.loops[-1])
+
+    def _counts(self, node: ast.expr, known: frozenset[str] = frozenset()) -> bool:
+        """True if all that moves in an expression is counted. known: the names that it is to make."""
+        names = needed([], node)[1]
+        moving = names & self._assigned
+        is_plain = not self._is_opaque(node) and not any(map(self._is_set_by_its_class, names))
+        return is_plain and not moving & known and all(self._is_counted(one, known | {one}) for one in moving)
+
+    def _is_counted(self, name: str, known: frozenset[str]) -> bool:
+        """True of what a loop goes through or adds to, and of what is made of that alone, where that alone is asked: `done = step > 10` is."""
+        outermost = self.loops[-1]
+        if any(isinstance(one, ast.For) and name in targets_of(one) for one in self.loops):
+            return True
+        if any(isinstance(one, ast.AugAssign) and ast.unparse(one.target) == name for one in ast.walk(outermost)):
+            return not is_set_in(outermost, name)
+        makers = [(one, asked) for one, asked in _asked_before(outermost.body) if name in assigned([one])]
+        return all(
+            isinstance(one, ast.Assign) and all(self._counts(part, known) for part in (one.value, *asked))
+            for one, asked in makers
+        )
+
+    def _is_set_by_its_class(self, name: str) -> bool:
+        """True of an attribute such as `stopper.stop` that a method of its class sets."""
+        owner, _, attribute = name.rpartition(".")
+        is_flag = bool(owner) and isinstance(self.place.get(name), bool)
+        nodes = _nodes_of_class(type(self.place.get(owner))) if is_flag else []
+        return any(one.attr == attribute and isinstance(one.ctx, ast.Store) for one in nodes)
+
+
+_NO_NUMBER = ("isnan", "isfinite", "isinf")
+"""Asked by who ends a run that has failed."""

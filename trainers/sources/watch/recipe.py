@@ -24,7 +24,7 @@ from batchscout.trainers.sources.watch.batches import (
     num_samples_in_pass,
     num_samples_in_source,
 )
-from batchscout.trainers.sources.watch.later import changes_later, optimizer_anew, trains_again
+from batchscout.trainers.sources.watch.later import changes_later, may_end_before, optimizer_anew, trains_again
 from batchscout.trainers.sources.watch.length import rounds_of, run_samples
 from batchscout.trainers.sources.watch.loop import Loop, names_around
 from batchscout.trainers.sources.watch.observer import Seen
@@ -47,6 +47,11 @@ def settings(loop: Loop) -> Settings:
     if length is None:
         told.append(
             "how long its run is was not found; set sample_budget to the samples of your run, of all passes: that of the study is a guess"
+        )
+    elif (sooner := may_end_before(loop.seen)) is not None:
+        told.append(
+            f"its run may end before its last round ({sooner}), and is taken as long as it can be, {length:,} samples; where it usually ends sooner, set "
+            "sample_budget, and real_run where the study has one, to the samples that it usually takes"
         )
     keys["optimizer"] |= {"reference_batch_size": batch, "max_gradient_norm": _clipped_at(loop)}
     told += told_of_momentum(loop.optimizer)

@@ -435,6 +435,69 @@ def test_that_it_trains_again_is_told_with_the_line(
     assert len(told(loop, "it trains again after that, in line")) == is_told
 
 
+ENDS = """
+class Stopper:
+    def __init__(self): self.bad, self.stop = 0, False
+    def __call__(self, loss):
+        self.bad += 1
+        self.stop = self.bad > 3
+        return self.stop
+def validated(): return F.cross_entropy(net(X), Y).item()
+args, stopper, best, best_epoch, bad, step, done = argparse.Namespace(debug=False, patience=0), Stopper(), 9.0, 0, 0, 0, False
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+def run():
+    global best, best_epoch, bad, step, done
+    {loop}:
+        for x, y in train_loader:
+            loss = F.cross_entropy(net(x), y)
+            STEP
+            {by_batch}
+        {by_pass}
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("by_pass", "is_told"),
+    [
+        ("bad = 0 if validated() < best else bad + 1\n        if bad >= 3: break", True),
+        ("if validated() < best: best_epoch = epoch\n        if epoch - best_epoch > 2: break", True),
+        ("if stopper(validated()): break", True),
+        ("stopper(validated())\n        if stopper.stop: return", True),
+        ("loss = validated()\n        if loss < 0.1 and not args.debug: break", True),
+        ("if epoch >= 500: break", False),
+        ("if args.debug and validated() < 1: break", False),
+        ("if args.patience and bad >= args.patience: break\n        bad = 0", False),
+        ("step += 10\n        if step > 1000: break", False),
+        ("if loss != loss or torch.isnan(loss): raise SystemExit", False),
+        ("if torch.isnan(loss): break", False),
+        ("try: validated()\n        except RuntimeError: break", False),
+        ("best = min(best, validated())", False),
+    ],
+)  # fmt: skip
+def test_that_a_run_may_end_early_is_told(folder: Path, by_pass: str, is_told: bool) -> None:
+    text = ENDS.format(loop="for epoch in range(100)", by_batch="pass", by_pass=by_pass)
+    loop = watched(folder, filled(text))
+    assert keys_of(loop)["run_samples"] == 6000
+    assert len(told(loop, "its run may end before its last round")) == is_told
+
+
+@pytest.mark.parametrize(
+    ("loop", "by_batch", "by_pass", "is_told"),
+    [
+        ("while True", "step += 1\n            if step >= 50:\n                done = True\n                break", "if done: break", False),
+        ("while step < 50", "step += 1", "validated()", False),
+        ("while step < 50 and not done", "step += 1", "done = validated() < 0.1", True),
+        ("while True", "step += 1", "if step >= 50: break\n        if stopper(1.0): break", True),
+    ],
+)  # fmt: skip
+def test_the_end_that_a_loop_counts_to_is_no_early_one(
+    folder: Path, loop: str, by_batch: str, by_pass: str, is_told: bool
+) -> None:
+    found = watched(folder, filled(ENDS.format(loop=loop, by_batch=by_batch, by_pass=by_pass)))
+    assert len(told(found, "its run may end before its last round")) == is_told
+
+
 def test_an_ordinary_script_is_told_nothing_of_later(folder: Path) -> None:
     """A schedule, a validation, the best weights, and a test after it."""
     text = """
