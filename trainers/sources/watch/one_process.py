@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed
 import torch.nn.parallel.distributed as parallel_module
-from torch import nn
+from torch import Tensor, nn
 
 from batchscout.trainers.having import having
 from batchscout.trainers.launcher import ALONE, without_launcher
@@ -37,6 +37,46 @@ class _Alone(nn.Module):
 _Alone.__name__ = "DistributedDataParallel"
 
 
+class _Done:
+    """What a collective returns that need not be waited for."""
+
+    def wait(self, *_: object, **__: object) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+def _done(*_: object, **__: object) -> _Done:
+    return _Done()
+
+
+# What all processes have, gathered, is what this one has, without its graph. The arguments are called as torch calls them.
+
+
+def _all_gather(tensor_list: list[Tensor], tensor: Tensor, *_: object, **__: object) -> _Done:
+    tensor_list[0].detach().copy_(tensor.detach())
+    return _Done()
+
+
+def _all_gather_into_tensor(output_tensor: Tensor, input_tensor: Tensor, *_: object, **__: object) -> _Done:
+    output_tensor.detach().view_as(input_tensor).copy_(input_tensor.detach())
+    return _Done()
+
+
+def _all_gather_object(object_list: list[Any], obj: Any, *_: object, **__: object) -> None:
+    object_list[0] = obj
+
+
+def _gather(tensor: Tensor, gather_list: list[Tensor] | None = None, *_: object, **__: object) -> _Done:
+    return _Done() if gather_list is None else _all_gather(gather_list, tensor)
+
+
+def _gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: object, **__: object) -> None:
+    if object_gather_list is not None:
+        object_gather_list[0] = obj
+
+
 @contextlib.contextmanager
 def one_process(*, launched: bool) -> Iterator[None]:
     """Within this, torch.distributed has one process, and no group unless the script makes one; what this process is a rank of is not to be
@@ -48,9 +88,14 @@ def one_process(*, launched: bool) -> Iterator[None]:
         "is_initialized": lambda: bool(made),
         "get_rank": lambda *_, **__: 0,
         "get_world_size": lambda *_, **__: 1,
-        "barrier": lambda *_, **__: None,
-        "all_reduce": lambda *_, **__: None,
-        "broadcast": lambda *_, **__: None,
+        "get_backend": lambda *_, **__: "gloo",
+        "new_group": lambda *_, **__: None,
+        **dict.fromkeys(("barrier", "all_reduce", "reduce", "broadcast", "broadcast_object_list"), _done),
+        "all_gather": _all_gather,
+        "all_gather_into_tensor": _all_gather_into_tensor,
+        "all_gather_object": _all_gather_object,
+        "gather": _gather,
+        "gather_object": _gather_object,
     }
     with without_launcher(), contextlib.ExitStack() as stack:
         if launched:

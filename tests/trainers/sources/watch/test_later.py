@@ -498,6 +498,29 @@ def test_the_end_that_a_loop_counts_to_is_no_early_one(
     assert len(told(found, "its run may end before its last round")) == is_told
 
 
+def test_collectives_give_what_one_process_has(folder: Path) -> None:
+    text = """
+        import torch.distributed as dist
+        dist.init_process_group(dist.get_backend() if dist.is_initialized() else "gloo")
+        group = dist.new_group([0])
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in train_loader:
+            loss = F.cross_entropy(net(x), y)
+            STEP
+            shown = loss.detach().clone()
+            dist.all_reduce(shown, async_op=True).wait()
+            dist.reduce(shown, dst=0, group=group)
+            parts, all_of_them, names, some = [torch.zeros(())], torch.zeros(1), [None], [None]
+            dist.all_gather(tensor_list=parts, tensor=shown)
+            dist.all_gather_into_tensor(all_of_them, shown)
+            dist.all_gather_object(names, "first")
+            dist.gather_object({"a": 1}, some, dst=0)
+            dist.broadcast_object_list(names, src=0)
+            assert parts[0] == all_of_them[0] == loss and (names, some) == (["first"], [{"a": 1}])
+    """
+    assert keys_of(watched(folder, filled(text)))["optimizer"]["reference_batch_size"] == 6
+
+
 def test_an_ordinary_script_is_told_nothing_of_later(folder: Path) -> None:
     """A schedule, a validation, the best weights, and a test after it."""
     text = """
