@@ -139,8 +139,8 @@ def loss_of(seen: Seen) -> LossOfBatch | NotReplayed:
 
 _WHOLE = (
     "it trains on the same data in every step (a whole graph, or all points at once), and its loss is not one of rows that could be taken by "
-    "themselves: they cannot be split into batches, so there is no batch size to choose; have a loader give it parts (of a graph, "
-    "torch_geometric.loader.NeighborLoader)"
+    "themselves: they cannot be split into batches, so there is no batch size to choose; have a loader give it parts, as tuples or dictionaries of "
+    "tensors that have a row for each sample"
 )
 
 

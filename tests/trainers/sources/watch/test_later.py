@@ -12,6 +12,7 @@ from batchscout.trainers.before.read_source import read
 from batchscout.trainers.before.source import Source
 from batchscout.trainers.errors import LossNotSeen
 from batchscout.trainers.sources.adapted import settings_of
+from batchscout.trainers.sources.watch import script
 from tests.support.scripts import PLAIN, keys_of, model_of, sets_of, watched
 
 STEP = "optimizer.zero_grad(); loss.backward(); optimizer.step()"
@@ -567,3 +568,21 @@ def test_an_ordinary_script_is_told_nothing_of_later(folder: Path) -> None:
     loop = watched(folder, text)
     assert keys_of(loop)["run_samples"] == 300
     assert settings_of(loop, None).told == ()
+
+
+def test_parts_of_a_graph_with_a_row_for_each_sample_are_batches(folder: Path) -> None:
+    """What is advised to who trains on a whole one."""
+    text = """
+        near = (torch.rand(60, 60) > 0.9).float()
+        near /= near.sum(1, keepdim=True).clamp(min=1)
+        class Around(torch.utils.data.Dataset):
+            def __len__(self): return 60
+            def __getitem__(self, place): return {"around": near[place], "y": Y[place]}
+        optimizer = torch.optim.Adam(net.parameters())
+        for batch in DataLoader(Around(), batch_size=6):
+            loss = F.cross_entropy(net(batch["around"] @ X), batch["y"])
+            STEP
+    """
+    watched(folder, filled(text))
+    assert read(Source("script", "train.py", {"args": []})).keys["optimizer"]["reference_batch_size"] == 6
+    assert script.made(script="train.py").micro_batch_size == 6
