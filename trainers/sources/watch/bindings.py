@@ -28,7 +28,7 @@ from batchscout.trainers.sources.watch.batches import (
 )
 from batchscout.trainers.sources.watch.handed import handed_on, is_of_numbers
 from batchscout.trainers.sources.watch.observer import Place, RandomState, Seen, value_of
-from batchscout.trainers.sources.watch.statements import LossCode, assigned_in, targets_of, walk_own
+from batchscout.trainers.sources.watch.statements import LossCode, assigned_in, is_over_words, targets_of, walk_own
 
 BATCH = "__batch__"
 """The argument of a loss of a batch."""
@@ -504,10 +504,12 @@ def _batch() -> ast.expr:
 
 
 def changing(seen: Seen) -> set[str]:
-    """Return what the loops around the loss give values to, in all functions on the way."""
+    """Return what the loops around the loss give values to, in all functions on the way. A loop over words, `for phase in ["train", "val"]`, has the
+    same one whenever it trains."""
     loops = seen.backward.all_loops
-    targets = {name for loop in loops if isinstance(loop, ast.For) for name in targets_of(loop)}
-    return targets | {name for loop in loops for name in assigned_in(loop)}
+    targets = {loop: targets_of(loop) for loop in loops if isinstance(loop, ast.For)}
+    words = set[str]().union(*(names for loop, names in targets.items() if is_over_words(loop)))
+    return set[str]().union(*targets.values(), *map(assigned_in, loops)) - words
 
 
 def changing_at(place: Place, seen: Seen) -> set[str]:

@@ -121,6 +121,19 @@ HANDED_ON = {
             for phase in ["train", "val"]:
                 if phase == "train": train(net, epoch, size, phase, True)
     """,
+    "a branch of the phase": """
+        def train(net, epoch):
+            for phase in ["train", "val"]:
+                for x, y in train_loader:
+                    with torch.set_grad_enabled(phase == "train"):
+                        if phase == "train" and net[3].out_features == 3:
+                            loss = F.cross_entropy(net(x), y)
+                        else:
+                            loss = F.mse_loss(net(x), F.one_hot(y).float())
+                        if phase == "train":
+                            STEP
+        for epoch in range(5): train(net, epoch)
+    """,
     "the epoch is printed": """
         def loss_of(x, y, epoch):
             if epoch == 0: print(x.shape)
