@@ -68,7 +68,7 @@ def run_dir(tmp_path: Path) -> Path:
     (folder / "study.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     with Journal(folder / "journal.jsonl", config.name) as journal:
         know(journal, found=KNOWN)
-        Player(director_of(config, journal, "grid"), field_with_accidents, stop_after=14).play()
+        Player(director_of(config, journal, "grid"), field_with_accidents, stop_after=20).play()
     return folder
 
 

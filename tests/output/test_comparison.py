@@ -126,7 +126,7 @@ def test_run_directories_are_named_by_what_tells_them_apart(
 
 
 def test_copies_of_what_a_store_has_are_known_by_their_places_there(tmp_path: Path) -> None:
-    copies = [shutil.copytree(GOLDEN, tmp_path / name) for name in ("x1", "x2")]
+    copies = [shutil.copytree(QUICKSTART, tmp_path / name) for name in ("x1", "x2")]
     one, other = (run_place_of(f"s3://b/runs/{name}") for name in ("a", "b"))
     assert [one.label for one in read_sides(copies[0], copies[1], (one, other))] == ["a", "b"]
     with pytest.raises(ValueError, match="s3://b/runs/a is given twice"):
