@@ -48,7 +48,7 @@ def check_it_ends_as_undisturbed(driver: Driver, before: list[Event], undisturbe
     code, output = driver.end()
     assert code == 0, output
     assert driver.events()[: len(before)] == before
-    check_nothing_was_lost_or_doubled(driver.events(), driver.study(), samples_between=64, evaluations=8)
+    check_nothing_was_lost_or_doubled(driver.events(), driver.study())
     for trial_id, trial in driver.study().trials.items():
         assert trial.state == undisturbed.trials[trial_id].state
         losses = [point["val_loss"] for point in trial.history]

@@ -15,15 +15,13 @@ from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.order import SampleOrder
 from batchscout.trainers.notices import NoticeKind
 from tests.faults.driver import Driver, check_nothing_was_lost_or_doubled
-from tests.faults.scene import EVALUATIONS, MICRO_BATCH_SIZE, SAMPLE_BUDGET, STUDY, Scene
+from tests.faults.scene import MICRO_BATCH_SIZE, SAMPLE_BUDGET, STUDY, Scene
 from tests.support.map_style import map_style_sets
 
 
 def check_journal_only_grew(scene: Scene) -> None:
     assert scene.driver.events()[: len(scene.known)] == scene.known, "the journal's past changed"
-    check_nothing_was_lost_or_doubled(
-        scene.driver.events(), scene.driver.study(), SAMPLE_BUDGET // EVALUATIONS, EVALUATIONS
-    )
+    check_nothing_was_lost_or_doubled(scene.driver.events(), scene.driver.study())
 
 
 def check_it_ended_as_undisturbed(scene: Scene, undisturbed: Driver) -> None:
@@ -33,9 +31,7 @@ def check_it_ended_as_undisturbed(scene: Scene, undisturbed: Driver) -> None:
         losses = [point["val_loss"] for point in study.trials[trial_id].history]
         assert losses == [point["val_loss"] for point in trial.history], "to the bit"
     assert recommended(scene.driver) == recommended(undisturbed)
-    check_nothing_was_lost_or_doubled(
-        scene.driver.events(), scene.driver.study(), SAMPLE_BUDGET // EVALUATIONS, EVALUATIONS
-    )
+    check_nothing_was_lost_or_doubled(scene.driver.events(), scene.driver.study())
     told = [event.notice for event in scene.driver.events() if isinstance(event, Noticed)]
     assert told.count(NoticeKind.DAMAGED_JOURNAL) == scene.num_damaged_lines, "every damaged line is told, once"
 
