@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from batchscout.trainers.sources.watch.batches import FromLoader
+from batchscout.trainers.sources.watch.by_hand import function_of
 from batchscout.trainers.sources.watch.handed import arguments_of, changed_by, given, handed_on, reads_a_change
 from batchscout.trainers.sources.watch.length import rounds_of
 from batchscout.trainers.sources.watch.loop import Loop as Watched
@@ -119,13 +120,8 @@ def _entered(call: ast.Call, place: Place, known: set[ast.AST]) -> tuple[ast.Fun
         code, file = called.__code__, Path(called.__code__.co_filename)
     except Exception:  # of the script's own objects, whose attributes may be computed
         return None
-    if not file.is_file() or is_librarys(file):
-        return None
-    named = [
-        one for one in ast.walk(parsed(str(file))) if isinstance(one, ast.FunctionDef) and one.name == code.co_name
-    ]
-    function = min(named, key=lambda one: abs(one.lineno - code.co_firstlineno), default=None)
-    if function is None or function in known:
+    function = None if is_librarys(file) else function_of(code)
+    if not isinstance(function, ast.FunctionDef) or function in known:
         return None
     known.add(function)
     apart = {name for one in walk_own(function) if isinstance(one, ast.Global) for name in one.names}
