@@ -409,7 +409,7 @@ class TrialConfig(Strict):
     evaluations, ramp, warm-up and schedule count from the beginning of that run. null: it begins on its own."""
     memory_limit_bytes: PositiveInt | None = None
     """How much memory one rank may use, in bytes. On a GPU: of its memory. On a CPU host: what the process may
-    allocate beyond what it held before the run, and more is refused. null: whatever the device or host has."""
+    allocate beyond what it held before the run, and more is refused; twice as much after the warm-up. null: whatever the device or host has."""
     device_peaks: Annotated[dict[Precision, DevicePeak], Decides.NOTHING] = Field(default={})
     """What the device can compute at most, for each precision: `mfu` is relative to it. A precision that is not here:
     the run looks its device up, and measures one that it does not know."""

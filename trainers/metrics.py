@@ -67,7 +67,7 @@ METRICS = {  # a name stays: journals and checkpoints have it
     "tokens_per_step": Metric("Of the samples themselves, where micro-batches are cut by tokens.", "tokens a step", format="{:,.0f}"),
     "padding_share": Metric("Of the tokens of its micro-batches, where these are cut by tokens.", "padding", "%", 0.01, "{:.1f}"),
     "peak_memory_bytes": Metric(
-        "Of the first rank: on a GPU what the allocator had reserved, on a CPU the resident set above the idle process, without pages of files.", "peak memory", "MiB", MIB, "{:,.0f}"
+        "Of the first rank: on a GPU what the allocator had reserved, on a CPU the resident set above the idle process in the three steps of the warm-up, without pages of files.", "peak memory", "MiB", MIB, "{:,.0f}"
     ),
     "peak_allocated_bytes": Metric("Of that, what tensors held, on a GPU.", "allocated by tensors", "MiB", MIB, "{:,.0f}"),
     "predicted_memory_bytes": Metric("The peak of eager code that fake tensors had predicted.", "predicted", "MiB", MIB, "{:,.0f}"),

@@ -257,7 +257,8 @@ class StudyConfig(Strict):
     neither."""
     memory_limit: Annotated[ByteSize, BeforeValidator(_with_a_unit), Field(gt=0)] | None = None
     """How much memory one rank may use, in bytes or as 512MiB. On a GPU: of its memory; null: all of it. On a CPU
-    host: what the process may allocate beyond what it holds before a trial, and more is refused; null: what the
+    host: what the process may allocate beyond what it holds before a trial, and more is refused; twice as much after the
+    three steps in which memory is measured, since the C library keeps what is freed while a run is timed; null: what the
     host has free when the study starts, in equal parts for all ranks."""
     headroom: Fraction = 0.05
     """The share of the memory limit that the chosen micro-batch must leave free: 0.05 or 5%."""

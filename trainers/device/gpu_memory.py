@@ -110,14 +110,14 @@ class GpuPeak:
     def forget(self) -> None:
         """Forget the peak so far; what is held now still counts."""
         torch.cuda.reset_peak_memory_stats(self.device)
-        self.forget_retries()
+        torch.cuda.reset_accumulated_memory_stats(self.device)
 
-    def forget_retries(self) -> None:
+    def end_warm_up(self) -> None:
         """Forget how often the allocator had to empty its cache: once, to fit itself to a step, is no harm."""
         torch.cuda.reset_accumulated_memory_stats(self.device)
 
     def retries(self) -> dict[str, float]:
-        """Return {allocator_retries}: how often the allocator had to empty its cache and ask again since `forget_retries`."""
+        """Return {allocator_retries}: how often the allocator had to empty its cache and ask again since the warm-up."""
         return {"allocator_retries": float(torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0))}
 
     def peak_bytes(self) -> int:

@@ -6,12 +6,12 @@ import torch
 
 from batchscout.trainers.device.device import pick_device
 from batchscout.trainers.device.gpu_memory import GpuMemory
-from batchscout.trainers.device.host_memory import HostMemory
+from batchscout.trainers.device.host_memory import GIVING_BACK, HostMemory
 
-# Allocations above 64 KiB go back to the kernel when freed, so the peak is the tensors' and not the heap's history.
+# As a process that trains on a CPU begins: see host_memory.py. Its peak can then be measured.
 MALLOC_ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_MMAP_THRESHOLD_": str(GIVING_BACK[0]),
+    "MALLOC_TRIM_THRESHOLD_": str(GIVING_BACK[1]),
     "MALLOC_ARENA_MAX": "1",
 }
 

@@ -99,7 +99,7 @@ class Meter:
         self.clock.end_of_step()
         self._steps_to_time -= 1
         if self._steps_to_time == 0:  # those that follow are timed
-            self.peak.forget_retries()
+            self.peak.end_warm_up()
 
     def read(self) -> list[tuple[float, float, float]]:
         """Bring the steps since the last read to the host. Return (the mean loss, the gradient's norm, the share of its time that it

@@ -221,6 +221,43 @@ def test_the_peak_of_a_run_is_its_own_and_not_that_of_a_larger_one_before() -> N
     assert small_again == pytest.approx(small, rel=0.1)
 
 
+def pages_of_a_run() -> tuple[list[int], list[float], list[bool]]:
+    """(pages that each step faults in, the peak in MiB after the warm-up and at the end, whether the limit and a half is had before the
+    warm-up, after it, and after the run)."""
+    trial, limit = sized(16, None), 256 * MIB
+    has_room = [False]
+    faults, peaks = list[int](), list[float]()
+    idle_bytes = HostMemory().idle_bytes()
+    run = cpu_run(trial.model_copy(update={"sample_budget": 16 * 16}))
+    with HostMemory().held_to(limit, idle_bytes):
+        has_room = [_can_have(limit * 3 // 2)]
+        for step in range(NUM_WARMUP_STEPS + 5):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            run.step()
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+            if step + 1 in (NUM_WARMUP_STEPS, NUM_WARMUP_STEPS + 5):
+                peaks.append(run.meter.peak.peak_bytes() / MIB)
+        has_room.append(_can_have(limit * 3 // 2))
+    return faults, peaks, [*has_room, HostMemory.limit_bytes is None]
+
+
+def _can_have(num_bytes: int) -> bool:
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8).numel() == num_bytes
+    except RuntimeError:
+        return False
+
+
+@pytest.mark.slow
+def test_the_warm_up_measures_memory_and_the_steps_that_are_timed_run_as_in_any_program() -> None:
+    """Pages that come back from the kernel would make a step two to three times as long."""
+    faults, peaks, has_room = in_fresh_process(pages_of_a_run)
+    warm_up, timed = faults[:NUM_WARMUP_STEPS], faults[NUM_WARMUP_STEPS + 2 :]
+    assert max(timed) < min(warm_up) / 10, faults
+    assert peaks[0] == peaks[1] > 5
+    assert has_room == [False, True, True]
+
+
 def test_a_limit_holds_inside_only_and_also_when_an_error_leaves_it() -> None:
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     with HostMemory().held_to(2048 * MIB):
