@@ -143,7 +143,8 @@ class StreamReader:
                 self.number, self._taken = self.number + 1, self._taken + 1
 
     def _next(self) -> Any:
-        draw_from(seed_of(self._seed, self.number))
+        if getattr(self._samples, "num_ready", 0) < 1:  # else nothing is drawn, and to seed takes longer than the rest
+            draw_from(seed_of(self._seed, self.number))
         try:
             return next(self._iterator)
         except StopIteration:

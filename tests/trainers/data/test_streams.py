@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from batchscout.trainers.loop import train
 from batchscout.trainers.model.parallel import whole
 from batchscout.trainers.notices import NoticeKind
 from batchscout.trainers.report import Answer, Report
+from batchscout.trainers.sources.watch.batches import Rows
 from tests.support import fed
 from tests.support.ranks import on_two_ranks
 from tests.support.tiny import assert_equal_bit_by_bit, config, cpu_run, gradient_of_step, newest_state, stop_at
@@ -233,3 +236,20 @@ def test_a_loader_over_a_stream_is_a_stream_with_one_worker() -> None:
     run = cpu_run(config(data={"target": f"{__name__}:a_loader"}))
     assert isinstance(run.train_set, Stream)
     assert run.feed.workers.number == 1
+
+
+class SeededForEachRow(Rows):
+    num_ready = property(lambda self: 0, lambda self, number: None)  # pyright: ignore[reportAssignmentType]
+
+
+@pytest.mark.parametrize("begin", [0, 10])
+def test_the_rows_of_a_scripts_batches_are_the_same_where_only_what_draws_is_seeded(begin: int) -> None:
+    def batches() -> Iterator[Any]:
+        for size in itertools.cycle((4, 1, 3)):
+            yield torch.rand(size, 2)
+
+    wanted, found = (
+        StreamReader(Stream(rows(batches), "batches"), begin, None, seed=3).take(range(begin, 40), begin)
+        for rows in (SeededForEachRow, Rows)
+    )
+    assert torch.equal(torch.stack(found), torch.stack(wanted))

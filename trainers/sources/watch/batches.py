@@ -189,12 +189,18 @@ def _shapes(batch: Any) -> Any:
 class Rows(IterableDataset[Any]):
     """The rows of batches, one sample after the other."""
 
+    num_ready = 0
+    """The samples that come next without anything being read or drawn: the rest of a batch."""
+
     def __init__(self, batches: Callable[[], Iterator[Any]]) -> None:
         self.batches = batches
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.batches():
-            yield from _rows_in(batch)
+            self.num_ready = num_rows(batch) or 0
+            for row in _rows_in(batch):
+                self.num_ready -= 1
+                yield row
 
 
 def num_rows(batch: Any) -> int | None:
