@@ -1082,6 +1082,7 @@ def test_without_flags_a_rate_is_told_by_a_factor_which_holds_for_any_schedule_o
     )
     text = " ".join(line.lstrip("# ") for line in export(found, "script").splitlines())
     assert "multiply what it sets, for all parameter groups, by 2.5, so that the first trains at 0.05" in text
+    assert "learning rate" not in export(replace(found, learning_rate=0.02), "script").split("# effective")[1]
     assert "have each of its batches take 16 samples" in text
 
 

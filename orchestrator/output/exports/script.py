@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 
@@ -75,8 +76,8 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
             f"batch and accumulation are those of one of {r.world_size} processes: where {name} divides them by the number of processes, give it "
             f"{r.world_size} times as many"
         )
-    if "learning_rate" not in script.flags:
-        yield f"{name} has no flag for its learning rate: {_rate_by_hand(r)}"
+    if "learning_rate" not in script.flags and (by_hand := _rate_by_hand(r)):
+        yield f"{name} has no flag for its learning rate: {by_hand}"
     if not script.flags.keys() & {"micro_batch_size", "samples_per_step"}:
         yield f"{name} has no flag for its batch: have each of its batches take {r.micro_batch_size} samples (batch_size of a DataLoader)"
     yield from _of_split(r, script)
@@ -124,8 +125,10 @@ def _typed(flag: str) -> str:
 
 def _rate_by_hand(r: Recommendation) -> str:
     """Return what to do with the rate in the script. As a factor it holds whatever the schedule makes of the number that it has there: 50 times
-    less, of Adam(lr=1.0) with that of Noam."""
+    less, of Adam(lr=1.0) with that of Noam. Nothing where it is the script's own."""
     own = (r.own_run.recipe if r.own_run else {}).get("optimizer", {}).get("lr")
+    if own and math.isclose(r.learning_rate, own, rel_tol=1e-3):
+        return ""
     if not own:
         return f"set that of its first parameter group to {r.learning_rate:.4g}, and others as many times theirs"
     return (
