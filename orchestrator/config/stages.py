@@ -348,8 +348,3 @@ of them."""
 def compiled_in(stages: Sequence[StageKeys]) -> list[Compile]:
     """Return what the frontier and the grid compile, in the order of the study file; empty where there is neither."""
     return [one for stage in stages if isinstance(stage, (Frontier, Grid)) for one in stage.compile or (True,)]
-
-
-def pruner_of(stage: StageKeys) -> Pruner:
-    """Return the pruner of a stage; stages without full runs have none."""
-    return stage.pruner if isinstance(stage, Train | LearningRate | Grid) else NoPruner()

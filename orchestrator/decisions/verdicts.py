@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.stages import NoPruner, StageKeys, pruner_of
+from batchscout.orchestrator.config.stages import NoPruner, Pruner, StageKeys
 from batchscout.orchestrator.decisions.decision import GO_ON, Action, Decision, stop
 from batchscout.orchestrator.decisions.kill_rules import judge_losses, judge_plan, judge_probe, judge_throughput
 from batchscout.orchestrator.decisions.pruners import Demand, Entrant, judge_rung, mean_of_seeds
@@ -32,7 +32,7 @@ def at_rung(study: Study, stage: StageKeys, level: int, num_lanes: int) -> dict[
     A level is a share of a run's own budget, so candidates of different budgets meet at equal cost. At an early level
     only those of one effective batch meet: of different batches, the larger one still catches up.
     """
-    pruner = pruner_of(stage)
+    pruner: Pruner = getattr(stage, "pruner", NoPruner())  # stages without full runs have none
     if isinstance(pruner, NoPruner):
         return {}
     verdicts: dict[str, Decision] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -15,6 +15,7 @@ from batchscout.orchestrator.study.messages import HeldLane
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal
 from batchscout.trainers.config import BranchPoint, Phase, TrialConfig
+from batchscout.trainers.strict import Strict
 from tests.support.lane_player import play_stage, steps_of, study_of
 from tests.support.worlds import train_config
 
@@ -43,8 +44,8 @@ def study_with(*runs: tuple[str, int, int, dict[float, float]]) -> Study:
     return study
 
 
-def judged(study: Study, level: int) -> dict[str, str]:
-    return {name: str(one.action) for name, one in verdicts.at_rung(study, STAGE, level, 1).items()}
+def judged(study: Study, level: int, stage: Any = STAGE) -> dict[str, str]:
+    return {name: str(one.action) for name, one in verdicts.at_rung(study, stage, level, 1).items()}
 
 
 def test_candidates_of_different_budgets_meet_at_the_same_share_of_their_budgets() -> None:
@@ -56,6 +57,15 @@ def test_candidates_of_different_budgets_meet_at_the_same_share_of_their_budgets
     assert judged(study, LATE) == {"long": "go on", "short": "stop"}
     reason = verdicts.at_rung(study, STAGE, LATE, 1)["short"].reason
     assert reason == "ranked 2 of 2 after 256 to 512 samples (the same share of each budget); the best continues"
+
+
+def test_a_stage_that_is_added_is_judged_by_its_own_pruner() -> None:
+    class Added(Strict):
+        type: Literal["train"] = "train"
+        pruner: AshaPruner = PRUNER
+
+    study = study_with(("a", 8, 512, {0.125: 3.0}), ("b", 8, 512, {0.125: 9.0}))
+    assert judged(study, EARLY, Added()) == {"a": "go on", "b": "stop"}
 
 
 def test_early_only_those_of_one_effective_batch_meet() -> None:
