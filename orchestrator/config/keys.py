@@ -224,7 +224,7 @@ class StudyConfig(Strict):
     optimizer: StudyOptimizer = StudyOptimizer()
     """The optimizer, its learning rate, and how that follows the batch size."""
     precision: Precision = "float32"
-    """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32."""
+    """The precision of forward passes: float32, or autocast to bfloat16 or float16. Weights stay in float32, but for the memory knob `bfloat16_weights`."""
     allow_tf32: bool = False
     """true: where float32 is computed on a GPU, factors of matrix products and convolutions are rounded to TF32 if the GPU has
     it, which is several times faster. false: they are not, nor in convolutions, where torch's default rounds. It has no

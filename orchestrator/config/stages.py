@@ -105,7 +105,7 @@ class KillRules(Strict):
     steps; above a negative one, by as much. null: losses above the first stop no trial."""
     min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
     """A trial is stopped if its tokens per second are below this share of those of the fastest trial with the same
-    effective batch, whatever that one's split and mode; or if it trains slower than this share of the speed that its
+    effective batch in another split or mode; or if it trains slower than this share of the speed that its
     sample budget was made for, unless the runs that have ended were slower, too. null: slow trials are not stopped."""
     max_silent_seconds: Positive | None = 7200.0
     """A trial that reports nothing for this many seconds is taken to hang: it fails, and its processes are replaced. A
@@ -258,7 +258,7 @@ class LearningRate(Strict):
     multipliers: Annotated[tuple[Positive, ...], AtLeastOne] = (0.5, 0.71, 1, 1.41, 2)
     """The learning rates to try, as multiples of the one that the train stage found best; without a train stage, of
     the scaling rule's. Rates that were run before are not run again. Where the best lies at an end, further rates are
-    tried on that side, three at most."""
+    tried on that side, three at most; while all diverge lower ones are, eight at most."""
     pruner: Pruner = AshaPruner()
     """Which rates are stopped before the end of their budget: `{type: asha}` or `{type: none}`."""
 

@@ -1,7 +1,7 @@
 """Runs one stage without knowing Ray: decides which trial is next, what a message means, and what the journal must
 hold.
 
-`next_trial`, `wanted` and `is_finished` are questions, and only read. `advance`, `on_started`, `on_message`, `on_relay_lost`,
+`next_trial`, `proposals`, `wanted` and `is_finished` are questions, and journal nothing. `advance`, `on_started`, `on_message`, `on_relay_lost`,
 `on_lanes_changed` and `conclude` tell the Director what happens; they write to the journal, all of them through `_record`. Ray Tune's
 scheduler and search algorithm are thin shells around the Director.
 """

@@ -55,7 +55,7 @@ class LaneState(Enum):
     LEAVING = "leaving"
     """Its processes were told to end, or are to as their trial hangs: one that they run is to save and to stop, and no other begins there."""
     GIVEN_UP = "given up"
-    """Its processes ended again and again before they asked for a trial."""
+    """Its processes ended again and again before they asked for a trial, are on another kind of GPU, or do not see the run directory."""
     RELEASED = "released"
     """It had no trial and gets no other: its processes go home, so that its node may."""
 

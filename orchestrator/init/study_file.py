@@ -72,7 +72,7 @@ def written(subject: Subject, name: str, file: str, machine: Machine, notes: tup
         *_comment(f"Written by batchscout init, {how} {_NOT_YET if to_do else _AS_IT_IS}"),
         *(line for text in (*to_do, *notes) for line in _comment(f"- {text}", "#   ")),
         f"# Then, in {'this folder' if file == PurePath(file).name else 'the folder of your code'}:",
-        f"#   batchscout plan {quoted(file)}    # what would run, what is skipped, predicted memory; starts nothing",
+        f"#   batchscout plan {quoted(file)}    # what would run, what is skipped, predicted memory; trains nothing",
         f"#   batchscout run {quoted(file)}     # the study; the same command goes on with one that was interrupted",
         "",
         f"name: {name}",

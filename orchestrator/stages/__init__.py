@@ -1,7 +1,7 @@
 """What is tried, what is concluded from it, and which figures show it.
 
 One file or package for each stage belongs here, named after its `type`, and what several of them share: pure functions
-of what is known of a study. What runs next does not belong here, nor how a figure or table is drawn. Loads neither Ray
+of what is known of a study. Which of its trials runs next does not belong here, nor how a figure or table is drawn. Loads neither Ray
 nor torch.
 """
 

@@ -209,7 +209,7 @@ def _warn(best: Standing, tested: list[float]) -> str:
 def describe(context: StageContext[LearningRate]) -> list[str]:
     multipliers = ", ".join(f"{multiplier:g}" for multiplier in context.stage.multipliers)
     return [
-        f"the best learning rate so far for the chosen batch, times {multipliers}; further where the best lies at an end"
+        f"the best learning rate so far for the chosen batch, times {multipliers}; up to {MOST_EXTENSIONS} more where the best lies at an end"
     ]
 
 

@@ -59,7 +59,7 @@ class Stage(Generic[Keys]):
     """If several stages have chosen a full training run, the study recommends that of the stage with the highest
     precedence. 0 for a stage none of whose runs is recommended."""
     num_full_runs: Callable[[StageContext[Keys]], int] = lambda _: 0
-    """Returns how many full training runs the stage takes at most, for one seed."""
+    """Returns how many full training runs the stage takes at most, for one seed, as far as that is known before it begins."""
     proposes_once: bool = False
     """True if the results of its own trials never change what it proposes: then it is asked once, not at every
     event."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @fit_environment()
 def plan(arguments: argparse.Namespace) -> int:
-    """Show stages, first trials, what is skipped and why, and the predicted memory; start nothing."""
+    """Show stages, first trials, what is skipped and why, and the predicted memory; train nothing."""
     from batchscout.orchestrator import preflight
     from batchscout.orchestrator.config.trial import uses_compile
     from batchscout.orchestrator.execution.code_shipping import import_from_here

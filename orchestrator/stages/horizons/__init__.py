@@ -3,7 +3,7 @@
 Whole runs at shares of the study's length, of the chosen batch and its strongest rival, carry what was found to the length
 of the real run.
 
-    rivals -> runs at every share (propose) -> loss and best rate over the length (extrapolate) -> conclude
+    rivals -> runs at every share (propose) -> loss and best rate over the length (longer) -> conclude
 """
 
 from __future__ import annotations

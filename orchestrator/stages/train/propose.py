@@ -102,7 +102,7 @@ def _diverged_first(context: StageContext[Train], setting: Setting) -> bool:
 
 
 def _first(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
-    """Return the baseline and the batches furthest from each other, at the rule's rates. As long as nothing has ended that
+    """Return the baseline, the smallest and the largest batch, at the rule's rates. As long as nothing has ended that
     says what to run next, every lane has one: the other batches, and then rates beside the rule's."""
     ordered = list(lineup.candidates)
     picked = [lineup.baseline, ordered[0], ordered[-1], ordered[len(ordered) // 2], *ordered]
