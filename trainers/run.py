@@ -249,7 +249,7 @@ class Run(Learner):
                 self._load(branch_state(self.config.branch_from, self.config, directory))
             return None
         self._load(state)
-        self.evaluated_at = list(state.get("evaluated_at", ()))
+        self.evaluated_at = list(state["evaluated_at"])
         self.meter.load(state)  # but not at a branch: its figures are its own
         return state["report"]
 
@@ -261,9 +261,7 @@ class Run(Learner):
         the user's own may keep more in its groups than settings, so they are the checkpoint's."""
         kept = () if self.config.optimizer.type == "own" else self.optimizer.param_groups
         settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in kept]
-        self.num_steps = state["num_steps"]
-        # Earlier checkpoints do not have it: all their steps were of one size.
-        self.samples_seen = state.get("samples_seen", self.num_steps * self.config.effective_batch_size)
+        self.num_steps, self.samples_seen = state["num_steps"], state["samples_seen"]
         if state.get("stream"):
             self.feed.go_on_from(Place(**state["stream"]))
         load_state(self.module, self.optimizer, state)
@@ -275,7 +273,7 @@ class Run(Learner):
             self.scaler.load_state_dict(state["scaler"])
         if self.average is not None and state["average"] is not None:
             self.average.load(state["average"])
-        if self.rank < len(state["random"]) and state.get("seed", self.config.seed) == self.config.seed:
+        if self.rank < len(state["random"]) and state["seed"] == self.config.seed:
             set_random_state(state["random"][self.rank], self.device)
 
     def initial_weights(self, directory: Path) -> Weights:

@@ -28,7 +28,7 @@ def accumulate_gradient(
     *,
     num_micro_batches: int,
     scale: Tensor,
-    norms: MicroGradientNorms | None = None,
+    norms: MicroGradientNorms | None,
 ) -> tuple[Tensor, Tensor]:
     """Sum the gradient of scale x (each micro-batch's loss) into .grad, and return this rank's (loss_sum,
     num_targets)."""

@@ -119,9 +119,9 @@ def room_for(octaves: float, shortest: float) -> Room:
     return Room(math.ceil(octaves * most), math.ceil(-shortest * most), rates)
 
 
-def carried(surface: Surface, runs: Sequence[Ended], seed: int = 0) -> Carried:
+def carried(surface: Surface, runs: Sequence[Ended]) -> Carried:
     """Return the surface with laws that agree with what runs of other lengths ended at."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     number = NUM_DRAWS * LAWS_A_DRAW
     any_law = _any_law(replace(surface, lower={}), random, number)  # what single runs came to holds at their own length
     log_chance = np.zeros(number)

@@ -333,7 +333,7 @@ def is_over_words(loop: Loop) -> bool:
 
 
 def ends_at(
-    loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any], changing: Collection[str] = ()
+    loop: Loop, place: Any, value_of: Callable[[ast.expr, Any], Any], changing: Collection[str]
 ) -> Iterator[tuple[str, float, ast.Compare]]:
     """Yield what is compared with a number where a loop surely ends, in its head and before each `break`, that number, and the comparison.
 
