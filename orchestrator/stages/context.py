@@ -8,11 +8,12 @@ from typing import Generic, TypeVar
 
 from batchscout.orchestrator.config.keys import StudyConfig, given_batch
 from batchscout.orchestrator.config.mode import Mode
-from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.config.stages import Pruner, StageKeys
 from batchscout.orchestrator.config.trial import (
     base_trial,
     evenly_spaced,
     optimizer_at,
+    rises_until,
     scaled_learning_rate,
     warmup_samples,
 )
@@ -86,6 +87,14 @@ class StageContext(Generic[Keys]):
         """Return the batch of the study file."""
         return given_batch(self.config.batch, self.config.world_size)
 
+    def rungs(self, pruner: Pruner, sample_budget: int) -> tuple[int, ...]:
+        """Return the sample numbers at which a full training run of this budget is compared."""
+        return pruner.rungs(self.config.sample_budget, sample_budget, rises_until(self.config))
+
+    def rule_rate(self, effective_batch_size: int) -> float:
+        """Return the learning rate that the scaling rule gives this batch."""
+        return scaled_learning_rate(self.config.optimizer, effective_batch_size)
+
     def trial(self, split: Split, mode: Mode | None, **changes: object) -> TrialConfig:
         """Return a full training run of this batch at the scaling rule's learning rate, with a schedule over its own
         budget.
@@ -103,7 +112,7 @@ class StageContext(Generic[Keys]):
         facts = self.study.facts
         read = facts.device_peaks, facts.long_samples, facts.evaluated_together
         base = base_trial(self.config, self.limit_bytes(), *read)
-        rate = changes.get("learning_rate", scaled_learning_rate(self.config.optimizer, effective))
+        rate = changes.get("learning_rate", self.rule_rate(effective))
         assert isinstance(rate, float)
         batch = {
             "micro_batch_size": split.micro_batch_size,

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from batchscout.orchestrator.config.mode import compile_text
 from batchscout.orchestrator.config.stages import Grid
-from batchscout.orchestrator.config.trial import rises_until
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
@@ -86,9 +85,7 @@ def _runs_of(context: StageContext[Grid], point: _Point, split: Split) -> list[P
     changes: dict[str, object] = {
         "activation_checkpointing": point.activation_checkpointing,
         "compile": point.compile,
-        "rungs": context.stage.pruner.rungs(
-            context.config.sample_budget, context.config.sample_budget, rises_until(context.config)
-        ),
+        "rungs": context.rungs(context.stage.pruner, context.config.sample_budget),
     }
     rate = point.learning_rate
     if rate is not None:

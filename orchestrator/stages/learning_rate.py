@@ -11,7 +11,6 @@ import numpy as np
 
 from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import LearningRate, Train
-from batchscout.orchestrator.config.trial import rises_until, scaled_learning_rate
 from batchscout.orchestrator.stages.candidates import Candidate, seeded_where_it_fits
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
@@ -62,9 +61,7 @@ def _runs_at(context: StageContext[LearningRate], rate: float, name: str) -> lis
         candidate = Candidate("", chosen_split(context), chosen_mode(context.study), context.config.sample_budget)
     else:
         candidate = Candidate("", winner.config.split, mode_of(winner.config), winner.config.sample_budget)
-    rungs = context.stage.pruner.rungs(
-        context.config.sample_budget, candidate.sample_budget, rises_until(context.config)
-    )
+    rungs = context.rungs(context.stage.pruner, candidate.sample_budget)
     return seeded_where_it_fits(context, name, candidate, learning_rate=rate, rungs=rungs)
 
 
@@ -106,11 +103,7 @@ def _centre(context: StageContext[LearningRate]) -> float:
         return of_batch.learning_rate
     if winner.stage == "grid":
         return winner.config.learning_rate
-    return _rule(context, winner)
-
-
-def _rule(context: StageContext[LearningRate], winner: Trial) -> float:
-    return scaled_learning_rate(context.config.optimizer, winner.config.effective_batch_size)
+    return context.rule_rate(winner.config.effective_batch_size)
 
 
 def _winner(study: Study) -> Trial | None:
@@ -147,7 +140,7 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
     winner = of_all.winner if of_all else best.first.id
     tested = sorted({trial.config.learning_rate for trial in trials})
     on_edge = len(tested) > 1 and best.config.learning_rate in (tested[0], tested[-1]) and winner == best.first.id
-    rule = _rule(context, best.first)
+    rule = context.rule_rate(best.config.effective_batch_size)
     findings = LearningRateFindings(
         learning_rate=context.study.trials[winner].config.learning_rate,
         winner=winner,

@@ -7,7 +7,6 @@ import math
 
 from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.stages import StageKeys
-from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.no_answer import NOT_THE_RATE
 from batchscout.orchestrator.study.causes import Cause
@@ -29,7 +28,7 @@ def short_run(context: StageContext[StageKeys], name: str, split: Split) -> tupl
     trials = context.study.trials
     if name in trials and trials[name].cause is not Cause.DIVERGED:
         return name, trials[name].config.learning_rate
-    rule = _rule(context, split)
+    rule = context.rule_rate(split.effective_batch_size)
     rates = [rule / LOWERED_BY**times for times in range(MOST_LOWERED + 1)]
     ids = [short_id(context, name, split, rate) for rate in rates]
     ran = (times for times, one in enumerate(ids) if one in trials and trials[one].cause is not Cause.DIVERGED)
@@ -38,16 +37,14 @@ def short_run(context: StageContext[StageKeys], name: str, split: Split) -> tupl
 
 
 def short_id(context: StageContext[StageKeys], name: str, split: Split, learning_rate: float) -> str:
-    return name if math.isclose(learning_rate, _rule(context, split)) else f"{name}-lr{learning_rate:.3g}"
-
-
-def _rule(context: StageContext[StageKeys], split: Split) -> float:
-    return scaled_learning_rate(context.config.optimizer, split.effective_batch_size)
+    rule = context.rule_rate(split.effective_batch_size)
+    return name if math.isclose(learning_rate, rule) else f"{name}-lr{learning_rate:.3g}"
 
 
 def _num_lowered(context: StageContext[StageKeys]) -> int:
     """Return how many times the learning rate of short runs has been lowered by now."""
-    shares = [_rule(context, one.config.split) / one.config.learning_rate for one in diverged_short_runs(context)]
+    diverged = [one.config for one in diverged_short_runs(context)]
+    shares = [context.rule_rate(one.effective_batch_size) / one.learning_rate for one in diverged]
     return min(round(math.log(max(shares) * LOWERED_BY, LOWERED_BY)), MOST_LOWERED) if shares else 0
 
 
@@ -74,7 +71,7 @@ def made_again(context: StageContext[StageKeys], trial: Trial) -> bool:
 def lowered(context: StageContext[StageKeys]) -> int:
     """Return by what factor the learning rate of the stage's short runs was lowered at most; 1 where it was not."""
     ran = [one.config for one in context.trials() if not one.config.evaluations and not one.proposal.control]
-    return round(max((_rule(context, config.split) / config.learning_rate for config in ran), default=1.0))
+    return round(max((context.rule_rate(one.effective_batch_size) / one.learning_rate for one in ran), default=1.0))
 
 
 def notes_on_divergence(context: StageContext[StageKeys]) -> list[str]:
@@ -97,6 +94,6 @@ def why_they_diverge(context: StageContext[StageKeys]) -> str | None:
     if last is None:
         return None
     return (
-        f"{last.id}: {last.explanation}, at learning rates from {_rule(context, last.config.split):.3g} down to "
+        f"{last.id}: {last.explanation}, at learning rates from {context.rule_rate(last.config.effective_batch_size):.3g} down to "
         f"{last.config.learning_rate:.3g}: {NOT_THE_RATE}"
     )

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from batchscout.orchestrator.config.stages import Branch
-from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFindings, chosen_run
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Trial
@@ -92,6 +91,5 @@ def runs_before(context: StageContext[Branch]) -> list[Trial]:
 
 def rescaled_rate(context: StageContext[Branch], source: Source, effective_batch_size: int) -> float:
     """Return the chosen run's learning rate as the scaling rule carries it to another batch."""
-    optimizer = context.config.optimizer
-    rule = scaled_learning_rate(optimizer, effective_batch_size)
-    return source.trial.config.learning_rate * rule / scaled_learning_rate(optimizer, source.effective_batch_size)
+    rule, chosen = context.rule_rate(effective_batch_size), context.rule_rate(source.effective_batch_size)
+    return source.trial.config.learning_rate * rule / chosen

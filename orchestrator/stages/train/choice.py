@@ -10,7 +10,7 @@ import numpy as np
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Train
-from batchscout.orchestrator.config.trial import baseline_batch, scaled_learning_rate
+from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.generalisation import Overfitting, long_overfitting_of
 from batchscout.orchestrator.stages.estimates.observed import observations, setting_of, surface_through
@@ -119,7 +119,7 @@ def p_better(context: StageContext[Train], surface: Surface, setting: Setting, o
 
 def _is_own(context: StageContext[Train], standing: Standing) -> bool:
     config = standing.config
-    rule = scaled_learning_rate(context.config.optimizer, config.effective_batch_size)
+    rule = context.rule_rate(config.effective_batch_size)
     return standing.first.protected and abs(config.learning_rate / rule - 1) < SAME_RATE
 
 

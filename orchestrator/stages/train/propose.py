@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from batchscout.orchestrator.config.stages import Train
-from batchscout.orchestrator.config.trial import rises_until, scaled_learning_rate, warmup_samples
+from batchscout.orchestrator.config.trial import warmup_samples
 from batchscout.orchestrator.stages.candidates import Candidate, seeded_where_it_fits
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.next_run import APART, next_run
@@ -119,7 +119,7 @@ def _first(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
 
 def _at_rule(context: StageContext[Train], candidate: Candidate) -> Setting:
     batch = candidate.split.effective_batch_size
-    return Setting(batch, scaled_learning_rate(context.config.optimizer, batch))
+    return Setting(batch, context.rule_rate(batch))
 
 
 def _same(a: Setting, b: Setting) -> bool:
@@ -129,9 +129,7 @@ def _same(a: Setting, b: Setting) -> bool:
 def _runs_of(context: StageContext[Train], lineup: Lineup, setting: Setting) -> list[Proposal]:
     batch = setting.effective_batch_size
     candidate = next(one for one in lineup.candidates if one.split.effective_batch_size == batch)
-    rungs = context.stage.pruner.rungs(
-        context.config.sample_budget, candidate.sample_budget, rises_until(context.config)
-    )
+    rungs = context.rungs(context.stage.pruner, candidate.sample_budget)
     name = f"train-{candidate.split}"
     if not _same(setting, _at_rule(context, candidate)):
         name += f"-lr{setting.learning_rate:.3g}"
