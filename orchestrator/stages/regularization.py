@@ -255,11 +255,6 @@ def num_full_runs(context: StageContext[Regularization]) -> int:
     return len(stage.dropout) + len(stage.label_smoothing) + len(stage.weight_decay)
 
 
-def winner(context: StageContext[Regularization]) -> str | None:
-    """Return the run with the setting that is kept; None where the chosen run stays as it was."""
-    return winner_of(context.study, RegularizationFindings)
-
-
 def change(context: StageContext[Regularization]) -> Change | None:
     """Return the setting that is kept."""
     findings = found(context.study, RegularizationFindings)
@@ -272,7 +267,8 @@ def figures(context: StageContext[Regularization]) -> list[Figure]:
         return []
     source = _source(context)
     deviation = loss_deviation(context.study, context.config.objective)
-    return loss_curves([source, *context.trials()], winner(context) or source.id, deviation)
+    kept = winner_of(context.study, RegularizationFindings)
+    return loss_curves([source, *context.trials()], kept or source.id, deviation)
 
 
 STAGE = Stage[Regularization](
@@ -281,7 +277,7 @@ STAGE = Stage[Regularization](
     describe,
     figures,
     TRAINING_COLUMNS,
-    winner=winner,
+    winner=lambda context: winner_of(context.study, RegularizationFindings),
     change=change,
     precedence=4,
     num_full_runs=num_full_runs,

@@ -41,11 +41,6 @@ def num_full_runs(context: StageContext[Branch]) -> int:
     return len(stage.ramps) + math.ceil(max(stage.at) + len(stage.at) * len(multiples) * stage.samples)
 
 
-def winner(context: StageContext[Branch]) -> str | None:
-    """Return the ramp that won; None where the chosen run stays."""
-    return winner_of(context.study, BranchFindings)
-
-
 def change(context: StageContext[Branch]) -> Change | None:
     """Return the run that the winning ramp grows from."""
     findings = found(context.study, BranchFindings)
@@ -58,7 +53,7 @@ STAGE = Stage[Branch](
     describe,
     figures,
     TRAINING_COLUMNS,
-    winner=winner,
+    winner=lambda context: winner_of(context.study, BranchFindings),
     change=change,
     precedence=4,
     num_full_runs=num_full_runs,

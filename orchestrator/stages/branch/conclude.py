@@ -9,10 +9,11 @@ from batchscout.orchestrator.config.stages import Branch, RampKind
 from batchscout.orchestrator.stages.branch.critical import growth, points_of
 from batchscout.orchestrator.stages.branch.findings import BranchFindings, Growth, PointFindings, RampRun
 from batchscout.orchestrator.stages.branch.propose import ramp_name
-from batchscout.orchestrator.stages.branch.source import runs_before, source_of
+from batchscout.orchestrator.stages.branch.source import source_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.ranking import Standing, luck_of_the_best, seed_deviation, standings
 from batchscout.orchestrator.stages.findings import concluded
+from batchscout.orchestrator.stages.train.choice import full_runs
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.units import loss_text, number_text, seconds_text
 
@@ -22,7 +23,7 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
     source = source_of(context)
     points = points_of(context, source)
     of_ramps = [trial for trial in context.trials() if trial.config.ramp]
-    ranking = standings([*runs_before(context), *of_ramps], context.config.target_loss)
+    ranking = standings([*full_runs(context.study), *of_ramps], context.config.target_loss)
     chosen = next(one for one in ranking if source.trial.candidate == one.name)
     ramps = [one for one in ranking if one.config.ramp]
     kinds: dict[str, RampKind] = {ramp_name(kind): kind for kind in context.stage.ramps}
@@ -32,7 +33,7 @@ def conclude(context: StageContext[Branch]) -> Conclusion:
         source=source.trial.id,
         points=points,
         growth=growth(points),
-        spread=math.sqrt(2) * seed_deviation(standings(runs_before(context))),
+        spread=math.sqrt(2) * seed_deviation(standings(full_runs(context.study))),
         ramps=tuple(_ramp_run(kinds[one.name], one) for one in ramps),
         winner=winner.first.id if winner else None,
     )

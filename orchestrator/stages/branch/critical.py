@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from batchscout.orchestrator.config.stages import Branch
 from batchscout.orchestrator.stages.branch.findings import BranchLoss, Growth, PointFindings
-from batchscout.orchestrator.stages.branch.source import Source, rescaled_rate, runs_before
+from batchscout.orchestrator.stages.branch.source import Source, rescaled_rate
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.ranking import seed_deviation, standings
 from batchscout.orchestrator.stages.estimates.surface import FAR
+from batchscout.orchestrator.stages.train.choice import full_runs
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.trainers.noise.student_t import t_quantile
@@ -92,7 +93,7 @@ def points_of(context: StageContext[Branch], source: Source) -> tuple[PointFindi
     """Return what the branches from every point say; a point of which nothing is known is left out."""
     keys = [(point, multiple) for point in source.points for multiple in source.multiples if multiple > 1]
     excesses = {key: excess for key in keys if (excess := _excess(context, source, *key)) is not None}
-    yardstick = _yardstick(list(excesses.values()), seed_deviation(standings(runs_before(context))))
+    yardstick = _yardstick(list(excesses.values()), seed_deviation(standings(full_runs(context.study))))
     found = (
         _point(source, point, (_chosen(context, source, point), *_larger(context, source, point, excesses, yardstick)))
         for point in source.points

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from batchscout.orchestrator.config.stages import Branch
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFindings, chosen_run
+from batchscout.orchestrator.stages.train import chosen_run
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Trial
 from batchscout.trainers.config import Split
 
@@ -82,11 +82,6 @@ def _too_few_steps(trial: Trial, multiple: int, wanted: float) -> str:
         f"effective batch {batch} was left out: the {wanted:.0f} samples of a branch are {wanted / batch:.1f} of its "
         f"optimizer steps, fewer than {FEWEST_STEPS}; raise stages.branch.samples or sample_budget"
     )
-
-
-def runs_before(context: StageContext[Branch]) -> list[Trial]:
-    """Return the full runs of the stages that chose the run to branch from."""
-    return [*context.study.of_stage(TrainFindings.STAGE), *context.study.of_stage(LearningRateFindings.STAGE)]
 
 
 def rescaled_rate(context: StageContext[Branch], source: Source, effective_batch_size: int) -> float:
