@@ -6,13 +6,19 @@ import itertools
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 MOST_OF_A_LINE = 300
+
+
+def first_of(names: Sequence[object], most: int) -> str:
+    """Return `a, b and 3 more`: the first `most` names, and how many there are beside them."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def said_by(error: BaseException) -> str:

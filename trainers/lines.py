@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from batchscout.trainers.errors import first_of
 from batchscout.trainers.files import own_file, quoted
 from batchscout.trainers.notices import NoticeKind, give_notice
 
@@ -44,10 +45,9 @@ def lines_in(path: Path) -> list[bytes]:
 def tell_left_out(path: Path, numbers: Sequence[int], what: str) -> None:
     """Give a notice of the lines that a reader has left out, if there are any. what: what they told."""
     if numbers:
-        some = f"line{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:MOST_NUMBERS]))}"
-        more = f" and {len(numbers) - MOST_NUMBERS} more" if len(numbers) > MOST_NUMBERS else ""
+        some = f"line{'s' * (len(numbers) > 1)} {first_of(numbers, MOST_NUMBERS)}"
         text = (
-            f"{some}{more} of {quoted(path)} cannot be read as written, so that the report lacks {what}. "
+            f"{some} of {quoted(path)} cannot be read as written, so that the report lacks {what}. "
             "Every result stands; restore the file from a copy if you need the figure"
         )
         give_notice(NoticeKind.DAMAGED_CURVE, text)

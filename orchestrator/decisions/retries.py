@@ -9,6 +9,7 @@ from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Reopened, Retried
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.trainers.errors import first_of
 
 MOST_NAMED = 3
 
@@ -73,7 +74,9 @@ def kept_text(study: Study, changed: Sequence[str]) -> str:
     """Return, in words, that trials are kept that were made before this has changed."""
     count = len(trials_that_count(study))
     trials, is_part = ("a trial", "is") if count == 1 else (f"{count} trials", "are")
-    return f"{trials} had been measured before {_named(changed)} changed, and {is_part} part of the answer"
+    return (
+        f"{trials} had been measured before {first_of(changed, MOST_NAMED)} changed, and {is_part} part of the answer"
+    )
 
 
 def why_again(changed: Sequence[str]) -> str:
@@ -84,9 +87,4 @@ def why_again(changed: Sequence[str]) -> str:
 
 
 def _has_changed(changed: Sequence[str]) -> str:
-    return f"{_named(changed)} {'has' if len(changed) == 1 else 'have'} changed"
-
-
-def _named(changed: Sequence[str]) -> str:
-    more = f" and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
-    return f"{', '.join(changed[:MOST_NAMED])}{more}"
+    return f"{first_of(changed, MOST_NAMED)} {'has' if len(changed) == 1 else 'have'} changed"

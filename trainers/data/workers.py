@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from batchscout.trainers.descendants import end_with
-from batchscout.trainers.errors import raised_where
+from batchscout.trainers.errors import first_of, raised_where
 
 MOST_NAMED = 8
 SECONDS_BETWEEN_LOOKS = 0.005
@@ -66,8 +66,7 @@ def raised_in_a_worker(failure: Failure) -> WorkerFault:
 def named(indices: Sequence[int]) -> str:
     if len(indices) == 1:
         return f"sample {indices[0]}"
-    more = "" if len(indices) <= MOST_NAMED else f" and {len(indices) - MOST_NAMED} more"
-    return f"the batch of samples {', '.join(map(str, indices[:MOST_NAMED]))}{more}"
+    return f"the batch of samples {first_of(indices, MOST_NAMED)}"
 
 
 def codes_of_ended(workers: Iterable[BaseProcess], seconds: float) -> list[int]:

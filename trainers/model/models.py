@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from batchscout.trainers.config import ModelConfig, TrialConfig, call_target, target_of
-from batchscout.trainers.errors import LossFault
+from batchscout.trainers.errors import LossFault, first_of
 from batchscout.trainers.files import quoted
 from batchscout.trainers.model.adapters import add_adapters, is_of_transformers
 from batchscout.trainers.model.cross_entropy import chunked_cross_entropy, summed_cross_entropy
@@ -87,7 +87,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
             if name in own and found[name].shape != own[name].shape
         ],
     }
-    told = [f"it {what} {_some(names)}" for what, names in faults.items() if names]
+    told = [f"it {what} {first_of(names, MOST_NAMES)}" for what, names in faults.items() if names]
     if told:
         raise ValueError(
             f"initial_weights {quoted(path)} are not those of this model: {'; '.join(told)}; save model.state_dict() of the same "
@@ -121,17 +121,11 @@ def _tensors_in(path: Path, others: Collection[str]) -> dict[str, Tensor]:
     if isinstance(found, dict):
         found = {name: value for name, value in found.items() if name not in others}
     if not isinstance(found, dict) or not all(isinstance(one, Tensor) for one in found.values()):
-        holds = _some([str(key) for key in found]) if isinstance(found, dict) else f"a {type(found).__name__}"
+        holds = first_of([*found], MOST_NAMES) if isinstance(found, dict) else f"a {type(found).__name__}"
         raise ValueError(
             f"initial_weights {quoted(path)} holds {holds}, not tensors by their names; save model.state_dict() alone"
         )
     return found
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return the first names, and how many there are."""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def regularizers(config: ModelConfig) -> dict[str, float]:

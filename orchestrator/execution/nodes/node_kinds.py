@@ -13,6 +13,7 @@ from typing import Any
 
 from batchscout.orchestrator.execution.ray_private.cluster import ACCELERATOR, HEAD
 from batchscout.orchestrator.units import counted
+from batchscout.trainers.errors import first_of
 
 ONE_KIND = "measurements of one kind of device are not valid for another"
 # So many nodes are named where some are left idle.
@@ -186,6 +187,4 @@ def _told(nodes: Sequence[Node]) -> str:
 
 def names_of(nodes: Sequence[Node]) -> str:
     """Return the names of these nodes for people, the first few of many."""
-    names = sorted({node.name for node in nodes})
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    return first_of(sorted({node.name for node in nodes}), MOST_NAMED)
