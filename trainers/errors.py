@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+from batchscout.trainers.user_code import OURS, is_librarys
 
 MOST_OF_A_LINE = 300
 
@@ -103,19 +104,15 @@ def users_frame(error: BaseException) -> tuple[str, int]:
     return frame.filename, frame.lineno or 0
 
 
-_OURS = (str(Path(__file__).parents[1]),)
-_PYTHONS = sysconfig.get_path("stdlib")
-
-
 def _is_the_users(file: str) -> bool:
-    return "site-packages" not in file and not file.startswith((*_OURS, _PYTHONS, "<frozen "))
+    return not file.startswith("<frozen ") and not is_librarys(Path(file))
 
 
 def innermost_line(error: BaseException, leave_out: str) -> str:
     """Return "FILE, line N" of the innermost code, a library's too, that is neither ours nor below the directory `leave_out`; empty
     where there is none."""
-    files = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in files if not frame.filename.startswith((*_OURS, leave_out, "<"))]
+    theirs = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith((leave_out, "<"))]
+    frames = [frame for frame in theirs if not Path(frame.filename).is_relative_to(OURS)]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from batchscout.trainers.files import own_file
 
 _PYTHONS = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-_OURS = Path(__file__).parents[1]
+OURS = Path(__file__).parents[1]
 
 
 def code_of(import_paths: Iterable[str | None]) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _may_count(file: Path) -> bool:
 
 def _is_pythons_or_ours(file: Path) -> bool:
     comes_with_python = not _is_installed(file) and any(file.is_relative_to(place) for place in _PYTHONS)
-    return comes_with_python or file.is_relative_to(_OURS)
+    return comes_with_python or file.is_relative_to(OURS)
 
 
 def _is_installed(file: Path) -> bool:
