@@ -12,7 +12,7 @@ from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, TrialSta
 from batchscout.trainers.config import Split
 
 MOST_HALVED = 2
-"""So many times a micro-batch that had fitted is halved: what fills the memory even then is not the micro-batch."""
+"""A micro-batch that had fitted and then fills the memory is halved this often at most; after that, something else fills it."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Candidate:
     """A batch in a mode that is to be trained."""
 
     role: str
-    """What its batch stands out by, for people; empty for nothing."""
+    """A label for people, such as "most samples/s"; may be empty."""
     split: Split
     mode: Mode | None
     """None for the mode of the study file."""

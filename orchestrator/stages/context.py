@@ -139,12 +139,13 @@ class StageContext(Generic[Keys]):
 
 
 EARLY_ENOUGH = 0.75
-"""What a run gains from an evaluation up to this share of its first rung on says by how much others may trail it there."""
+"""An evaluation no later than this share of the first rung is needed to measure how fast the leader still gains: who trails it by less is
+not cut there."""
 
 
 def _evaluated_before_its_first_rung(trial: TrialConfig) -> TrialConfig:
-    """Return the run, evaluated half way to its first rung, too, where none of its evaluations comes early enough: nobody is to be cut for
-    trailing by less than the best one gained meanwhile (decisions/verdicts.py)."""
+    """Return the run, evaluated half way to its first rung, too, where none of its evaluations comes early enough: decisions/verdicts.py compares
+    with what the best one gained meanwhile."""
     half = trial.rungs[0] // 2 if trial.rungs else 0
     if not half or min(trial.evaluations) <= EARLY_ENOUGH * trial.rungs[0]:
         return trial

@@ -41,7 +41,7 @@ from batchscout.orchestrator.units import counted, rho_text
 from batchscout.trainers.config import Split, TrialConfig
 from batchscout.trainers.knobs import that_change_the_loss
 
-# A split passes within so many times the largest distance of up to three controls. Of 160 runs without a fault (GPT, ViT,
+# A split passes if its rho is at most FACTOR times the largest rho of up to three controls. Of 160 runs without a fault (GPT, ViT,
 # Llama, CNN with GroupNorm; AdamW and SGD; micro-batches of 8 and 2; 10 steps) 5 went further, none beyond 1.6e-5; past
 # that the ratio was 1.8 at most. With one control, the ratio came to 19: it is a single draw, with a long tail.
 FACTOR = 3

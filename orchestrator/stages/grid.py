@@ -29,7 +29,7 @@ class GridFindings:
     STAGE: ClassVar[str] = "grid"
 
     winner: str
-    """A trial: the first seed of the best point."""
+    """The id of the first-seed trial of the best combination."""
     val_loss: float
 
 

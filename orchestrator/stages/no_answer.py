@@ -12,7 +12,7 @@ from batchscout.orchestrator.units import counted
 LOWERED_BY = 4
 """As long as every run diverges, the next one has its learning rate divided by this."""
 MOST_LOWERED = 8
-"""So many times at most: a learning rate of 1e-5 of what was asked for is no longer what makes a run diverge."""
+"""The most divisions: where a run still diverges at 1e-5 of the rate, the rate is not the cause."""
 NOT_THE_RATE = (
     "the rate is hardly the cause: look at the loss (a sum where a mean is meant, a logarithm of 0), at the scale of the data and at the "
     "precision"

@@ -25,8 +25,7 @@ from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import seconds_text
 
 FEWEST_SECONDS = 60.0
-"""However short the study, its frontier and its throughput stage may each take optimizer steps for so long: a range that was not
-looked at has no answer."""
+"""The optimizer steps of the frontier and of the throughput stage may take at least this long each, however short the study."""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from batchscout.orchestrator.units import counted
 from batchscout.trainers.config import Split
 
 LOWERED_BY = 64
-"""A run of a few steps need not train well, but end: so large a step finds such a rate soon."""
+"""A run of a few steps need not train well, but must end, so its learning rate is divided by a large factor."""
 MOST_LOWERED = 3
-"""So many times at most: a learning rate of 4e-6 of what was asked for is no longer what makes a run diverge."""
+"""The most divisions: where a run still diverges at 4e-6 of the rate, the rate is not the cause."""
 
 
 def short_run(context: StageContext[StageKeys], name: str, split: Split) -> tuple[str, float]:

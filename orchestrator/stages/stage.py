@@ -64,7 +64,7 @@ class Stage(Generic[Keys]):
     """True if the results of its own trials never change what it proposes: then it is asked once, not at every
     event."""
     step_seconds_limit: Callable[[StageContext[Keys]], float | None] = lambda _: None
-    """Returns the seconds that a step of its trials may take; None if its trials do not probe what is usable."""
+    """Returns the seconds that a step of its trials may take; None if the stage has no such limit."""
     too_slow_to_win: Callable[[StageContext[Keys], Trial], str | None] = lambda *_: None
     """Returns why a trial that was just evaluated is too slow to win, whatever it comes to; None while it may."""
     fails_by_mode: bool = False
