@@ -18,7 +18,7 @@ _LINK = re.compile(r"\]\((?!https?:|mailto:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\
 _REPORT = "recorded/quickstart/report.html"
 ON_THE_SITE_ALONE = {
     "docs/index.md": ("[a report](report.md)", f"[this report]({_REPORT})"),
-    "docs/quickstart.md": ("the report of this very run", f"[the report of this very run]({_REPORT})"),
+    "docs/quickstart.md": ("the report of this run", f"[the report of this run]({_REPORT})"),
     "docs/report.md": ("that of the recorded quickstart", f"[that of the recorded quickstart]({_REPORT})"),
     "docs/errors.md": ("every key has its own text", "[every key](reference/keys.md) has its own text"),
 }
