@@ -232,12 +232,12 @@ def saved_text(config: StudyConfig, study: Study, winner: Trial) -> str:
         return f"{told}; of that one: {saved_text(config, study, study.trials[change.source])}"
     if known and known.overfitting:
         return f"not known: {whose(config, study, baseline)} overfits"
-    if (known and known.keeps_own) or (baseline and baseline.candidate == winner.candidate):
-        return f"nothing: it is {whose(config, study, baseline)}"
     if known and known.time and baseline:
         batch = real.effective_batch_size if real else winner.config.effective_batch_size
         of_what = f"of a run of {number_text(real.samples)} samples with" if real else "of"
         return f"{_share_text(config, known.time)} {of_what} {_own_text(config, study, baseline)}{_parts_text(known.time, batch, baseline)}"
+    if (known and known.keeps_own) or (baseline and baseline.candidate == winner.candidate):
+        return f"nothing: it is {whose(config, study, baseline)}"
     ours = standing_of(study, winner, config.target_loss)
     if baseline is None:
         return f"not known: it {_ending(ours, config.target_loss)}{_how_the_baseline_ended(config, study)}"

@@ -320,6 +320,36 @@ def test_an_open_answer_for_a_real_run_is_decided_by_runs_that_are_nearer_to_it_
     assert ("without real_run" in found.answer.because) is (budget == samples), "which has to be longer than a study"
 
 
+def test_a_real_run_that_leaves_what_the_study_keeps_says_what_that_saves() -> None:
+    """For runs of the study's length the user's own setting stays; in the real run another one is better."""
+    at_length = BatchAtLength(8, 3.0, 2.9, 3.1, 0.05), BatchAtLength(32, 2.8, 2.7, 2.9, 0.95)
+    saved = TimeGain("train-m8k1", 0.8, 0.7, 0.9, 1.0, 0.95)
+    real = HorizonsFindings(
+        4 * BUDGET,
+        32,
+        6e-4,
+        4e-4,
+        9e-4,
+        at_length,
+        2.8,
+        2.7,
+        2.9,
+        32,
+        1,
+        None,
+        4 * BUDGET,
+        0.01,
+        saved,
+        2 * BUDGET,
+        False,
+    )
+    found = recommended(*CLOSE, winner=8, earlier=(real,), real_run={"samples": 4 * BUDGET})
+    assert (found.effective_batch_size, found.decided) == (32, True)
+    for said in (found.answer.gain, found.verdict):
+        assert "the same loss in 80% of the training time (70% to 90% with probability 0.9)" in said
+    assert f"of a run of 131k samples {OWN}" in found.answer.gain
+
+
 def test_where_the_rate_alone_is_open_no_batches_are_named() -> None:
     others = [batch_findings(batch, 3.4, p) for batch, p in ((2, 0.05), (4, 0.06), (8, 0.04))]
     found = recommended(*others, batch_findings(32, 3.2, 0.85), found={"regret_time": 0.04})
