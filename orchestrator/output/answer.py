@@ -13,7 +13,7 @@ from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.output.caveats import caveats_of, not_carried, projected, worth_a_longer_run
 from batchscout.orchestrator.output.deciding import ToDecide, runs_of_length, to_decide
-from batchscout.orchestrator.output.known import Known, baseline_run, chosen_from, known_of
+from batchscout.orchestrator.output.known import Known, baseline_run, chosen_from, failed_stage, known_of
 from batchscout.orchestrator.output.verdict import (
     open_text,
     overfitting_text,
@@ -30,6 +30,7 @@ from batchscout.orchestrator.stages.too_short import in_words
 from batchscout.orchestrator.stages.train import not_run
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
+from batchscout.orchestrator.units import listed
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.notices import NoticeKind
 from batchscout.trainers.user_code import OBJECTS
@@ -190,8 +191,10 @@ def _what_is_open(config: StudyConfig, study: Study, winner: Trial) -> str:
     to_come = [
         keys.type for keys in config.stages if stage_of(keys).trains_candidates and keys.type not in study.conclusions
     ]
+    if to_come and (failed := failed_stage(study)):
+        return f"the study ended at {failed.stage}, so {listed(to_come)} did not run"
     if to_come:
-        return f"the study has not ended: {' and '.join(to_come)} {'is' if len(to_come) == 1 else 'are'} still to come"
+        return f"the study has not ended: {listed(to_come)} {'is' if len(to_come) == 1 else 'are'} still to come"
     if not_carried(config, study, winner):
         return "batches were compared for runs of the study's length, and not of the real run's"
     if any(notice.kind is NoticeKind.VALIDATES_ON_TRAINING for notice in study.notices.get(None, [])):

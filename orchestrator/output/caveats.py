@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.known import baseline_run, chosen_from, chosen_of, is_projected, known_of
+from batchscout.orchestrator.output.known import (
+    baseline_run,
+    chosen_from,
+    chosen_of,
+    failed_stage,
+    is_projected,
+    known_of,
+)
 from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages.context import disturbance_in
 from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
@@ -190,7 +197,10 @@ def not_carried(config: StudyConfig, study: Study, winner: Trial) -> str:
     if config.real_run is None or carried_to(study, winner):
         return ""
     concluded = study.conclusions.get(HorizonsFindings.STAGE)
-    why = concluded.reason if concluded else "horizons has yet to conclude"
+    failed = failed_stage(study)
+    why = f"the study ended at {failed.stage}" if failed else "horizons has yet to conclude"
+    if concluded:
+        why = concluded.reason
     if winner.config.ramp:
         why = "a growing batch is not carried to other lengths"
     return (

@@ -12,7 +12,7 @@ from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
 from batchscout.orchestrator.stages.horizons import carried_to
 from batchscout.orchestrator.stages.train import BatchFindings, TimeGain, TrainFindings, trained
-from batchscout.orchestrator.study.state import Study
+from batchscout.orchestrator.study.state import Conclusion, Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 
 
@@ -101,6 +101,11 @@ def compared_of(study: Study, winner: Trial) -> Compared | None:
     if sum(one.num_runs for one in findings.batches) < 2:
         return None
     return Compared(findings, mine, tuple(one for one in findings.batches if one is not mine))
+
+
+def failed_stage(study: Study) -> Conclusion | None:
+    """Return what the stage that ended the study before its other stages came to; None where none has."""
+    return next((conclusion for conclusion in study.conclusions.values() if not conclusion.ok), None)
 
 
 def standing_of(study: Study, trial: Trial, target_loss: float | None) -> Standing:

@@ -10,6 +10,7 @@ from batchscout.orchestrator.decisions.further import kept_by_the_budget
 from batchscout.orchestrator.decisions.retries import trials_that_count
 from batchscout.orchestrator.output.answer import Answer
 from batchscout.orchestrator.output.exports import first_trainer
+from batchscout.orchestrator.output.known import failed_stage
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.study.run_directory import logs_of
@@ -37,7 +38,7 @@ class Ending:
 def finish(config: StudyConfig, run_dir: Path, study: Study) -> Ending:
     """Write report and recommendation from the journal, and say how the study stands."""
     recommendation = write_results(config, run_dir, study)
-    failed = next((conclusion for conclusion in study.conclusions.values() if not conclusion.ok), None)
+    failed = failed_stage(study)
     remedy = _remedy(run_dir, study)
     trainer = first_trainer(config, study.facts.own_run) if recommendation else None
     if failed is not None:

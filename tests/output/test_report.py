@@ -36,7 +36,7 @@ from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.study.causes import Cause
-from batchscout.orchestrator.study.events import Evaluated, Noticed, RunBegan
+from batchscout.orchestrator.study.events import Concluded, Evaluated, Noticed, RunBegan
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, TrialState
@@ -230,8 +230,32 @@ def test_a_recommendation_before_the_end_is_called_provisional(config: StudyConf
     study = example_study(config)
     del study.conclusions["learning_rate"]
     text = Page(render_report(config, study, example_recommendation())).texts["recommendation"]
-    assert "learning_rate still open" in text
-    assert "still open" not in html
+    assert "Still open: learning_rate." in text
+    assert "Still open" not in html
+
+
+@pytest.mark.parametrize("failed", ["frontier", "learning_rate"])
+def test_a_study_that_a_stage_ended_says_at_which_and_why_and_calls_nothing_open(
+    config: StudyConfig, failed: str
+) -> None:
+    whole, later = example_study(config), STAGES[STAGES.index(failed) + 1 :]
+    study = whole if failed == "learning_rate" else Study(config.name)
+    tell(study, Concluded(stage=failed, ok=False, reason="none of its trials finished"))
+    page = Page(render_report(config, study, example_recommendation() if study is whole else None))
+    text = page.texts["recommendation"]
+    assert f"The study ended at {failed}: none of its trials finished." in text
+    assert (f"Not run: {', '.join(later)}." in text) is bool(later)
+    assert all("Did not run: the study ended before it." in page.texts[stage] for stage in later)
+    assert not re.search("open|Unfinished", text)
+
+
+def test_a_study_in_which_nothing_trains_is_not_called_undetermined() -> None:
+    config = example_config(stages=[{"type": "frontier"}])
+    study = Study(config.name)
+    tell(study, Concluded(stage="frontier", ok=True, reason="micro-batch 8 fits"))
+    text = Page(render_report(config, study, None)).texts["recommendation"]
+    assert "none of the study's stages trains what could be one." in text
+    assert "micro-batch 8 fits" in text
 
 
 def test_waiting_trials_and_a_grid_stage_render() -> None:

@@ -817,6 +817,19 @@ def test_nothing_is_decided_while_a_stage_that_chooses_is_to_come_or_for_another
     assert (unfinished.decided, elsewhere.decided) == (False, False)
 
 
+def test_what_did_not_run_after_a_stage_that_ended_the_study_is_not_called_to_come() -> None:
+    stages = [{"type": "train", "max_runs": 2}, {"type": "learning_rate"}, {"type": "regularization"}]
+    config = example_config(stages=stages, batch={"micro_batch_size": 8}, real_run={"samples": 1_000_000})
+    study = Study(config.name)
+    for run in (SMALL, LARGE):
+        add(study, config, f"train-m{run.batch}k1", run, role="baseline" if run.batch == 8 else "")
+    conclude(study, TrainFindings("train-m32k1", 3.2, batches=CLEAR, seconds=60.0, regret_time=0.012), "")
+    tell(study, Concluded(stage="learning_rate", ok=False, reason="none of its trials finished"))
+    found = recommendation_of(config, study)
+    assert "undetermined: the study ended at learning_rate, so regularization did not run" in found.answer.text()
+    assert any(one.endswith("1M: the study ended at learning_rate") for one in found.answer.caveats)
+
+
 @for_every(real_run=[None, 40_000, 100_000, 1_000_000], regret=[0.04, 0.3])
 def test_the_keys_that_would_decide_make_a_study(real_run: int | None, regret: float) -> None:
     keys: dict[str, Any] = {"earlier": (FASTER,), "batch": {"micro_batch_size": 8}, "budget": {"device_hours": 1}}

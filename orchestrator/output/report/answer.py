@@ -12,10 +12,12 @@ from pydantic import JsonValue
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.answer import RUN_DIR
 from batchscout.orchestrator.output.exports import export, trainers_of
+from batchscout.orchestrator.output.known import failed_stage
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.report.pieces import within
 from batchscout.orchestrator.output.report.tables import config_text, facts_table, heading, notes_list, value_element
+from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.study.state import Study
 from batchscout.trainers.config import OptimizerConfig
 
@@ -41,12 +43,12 @@ def answer_section(
     if recommendation is None:
         return within(section, *_known_so_far(config, study))
     values = recommendation.to_json()
-    unfinished = ", ".join(open_stages(config, study))
+    missing = _what_is_missing(config, study)
     facts = {key: values[key] for key in (*_RECOMMENDED, "cross_entropy", "memory_knobs", "ramp") if key in values}
     return within(
         section,
         element("div", _five_lines(recommendation, "below"), *charts, class_="top"),
-        element("p", f"Provisional, as far as the study has come: {unfinished} still open.") if unfinished else None,
+        element("p", f"Provisional, as far as the study has come. {missing}.") if missing else None,
         _other_caveats(recommendation),
         element(
             "div",
@@ -134,18 +136,25 @@ def evidence_section(recommendation: Recommendation) -> Element:
     return element("section", head, *parts, id="evidence")
 
 
-def open_stages(config: StudyConfig, study: Study) -> list[str]:
-    return [stage.type for stage in config.stages if stage.type not in study.conclusions]
+def _what_is_missing(config: StudyConfig, study: Study) -> str:
+    """Return which stages have found nothing, and whether they still may; empty where all have concluded."""
+    missing = ", ".join(stage.type for stage in config.stages if stage.type not in study.conclusions)
+    if failed := failed_stage(study):
+        return f"The study ended at {failed.stage}: {failed.reason}{f'. Not run: {missing}' if missing else ''}"
+    return f"Still open: {missing}" if missing else ""
 
 
 def _known_so_far(config: StudyConfig, study: Study) -> list[Element]:
     """Return why there is no recommendation, and what has been found."""
-    unfinished = open_stages(config, study)
-    verdict = (
-        f"Unfinished: no recommendation yet. Still open: {', '.join(unfinished)}."
-        if unfinished
-        else "Undetermined: every stage has concluded, and what they found makes no recommendation."
-    )
+    missing = _what_is_missing(config, study)
+    if failed_stage(study):
+        verdict = f"No recommendation. {missing}."
+    elif missing:
+        verdict = f"Unfinished: no recommendation yet. {missing}."
+    elif any(stage_of(stage).trains_candidates for stage in config.stages):
+        verdict = "Undetermined: every stage has concluded, and what they found makes no recommendation."
+    else:
+        verdict = "No recommendation: none of the study's stages trains what could be one."
     found = [
         element("li", element("b", conclusion.stage), f": {conclusion.reason}")
         for conclusion in study.conclusions.values()

@@ -9,6 +9,7 @@ from xml.etree.ElementTree import Element
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.output.known import failed_stage
 from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.report.answer import answer_section, evidence_section
@@ -158,7 +159,7 @@ def _conclusion_text(study: Study, stage: str, trials: list[Trial]) -> str:
     if conclusion:
         return conclusion.reason if conclusion.ok else f"Without a result: {conclusion.reason}"
     if stage not in study.started and not trials:
-        return "Has not begun."
+        return "Did not run: the study ended before it." if failed_stage(study) else "Has not begun."
     return f"Not concluded: {sum(trial.state.ended for trial in trials)} of {len(trials)} trials so far have ended."
 
 
