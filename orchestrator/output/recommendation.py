@@ -22,6 +22,7 @@ from batchscout.orchestrator.output.scope import Scope, scope_of
 from batchscout.orchestrator.output.verdict import micro_batch_tokens, verdict
 from batchscout.orchestrator.stages import candidate_runs, change_of, recommended_run
 from batchscout.orchestrator.stages.estimates.ranking import by_candidate
+from batchscout.orchestrator.stages.figures import split_text
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.horizons import HorizonsFindings, as_recommended, nearest_run
@@ -38,6 +39,7 @@ from batchscout.trainers.config import (
     Phase,
     Precision,
     Schedule,
+    Split,
     TrialConfig,
 )
 from batchscout.trainers.files import written_whole
@@ -209,7 +211,8 @@ class Recommendation:
     ruled_out: tuple[RuledOut, ...]
 
     def __repr__(self) -> str:
-        batch = f"effective batch {self.effective_batch_size} ({self.micro_batch_size} x {self.gradient_accumulation_steps})"
+        split = Split(self.micro_batch_size, self.gradient_accumulation_steps, self.world_size)
+        batch = f"effective batch {self.effective_batch_size} ({split_text(split)})"
         return f"<recommendation: {batch}, learning rate {self.learning_rate:.3g}, {self.answer.badge}>"
 
     def to_json(self) -> dict[str, JsonValue]:

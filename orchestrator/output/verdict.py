@@ -67,7 +67,7 @@ def settings_text(config: StudyConfig, study: Study, winner: Trial, trial: Trial
     change = change_of(config, study, winner)
     changed = change.in_words(trial) if change else ""
     return (
-        f"{_micro_batch(study, trial)}, {_times(trial)}"
+        f"{_micro_batch(study, trial)}, {_times(trial)} "
         f"(effective batch {trial.effective_batch_size}{in_tokens}), activation checkpointing {mode_of(trial).in_words()} "
         f"and learning rate {trial.learning_rate:.3g}{_growing(trial)}{f', and {changed}' if changed else ''}"
     )
@@ -117,7 +117,8 @@ def _in_tokens(winner: Trial) -> str:
 
 def _times(trial: TrialConfig) -> str:
     accumulation, at_most = trial.gradient_accumulation_steps, "at most " if trial.micro_batch else ""
-    return "no accumulation " if accumulation == 1 else f"{at_most}{accumulation} accumulation steps "
+    ranks = "" if trial.world_size == 1 else f", on each of {trial.world_size} ranks"
+    return "no accumulation" + ranks if accumulation == 1 else f"{at_most}{accumulation} accumulation steps{ranks}"
 
 
 MOST_PHASES_TOLD = 4

@@ -887,6 +887,22 @@ def of_a_curve(
     return recommendation_of(config, study)
 
 
+@pytest.mark.parametrize(
+    ("accumulation", "words"),
+    [(1, "no accumulation, on each of 2 ranks (effective batch 16)"),
+     (3, "3 accumulation steps, on each of 2 ranks (effective batch 48)")],
+)  # fmt: skip
+def test_the_ranks_among_which_a_batch_is_split_are_told_with_it(accumulation: int, words: str) -> None:
+    config = example_config(stages=[{"type": "train"}], world_size=2)
+    study = Study(config.name)
+    add_trial(study, config, "train-m8", micro_batch_size=8, gradient_accumulation_steps=accumulation)
+    end_trial(study, "train-m8", 60.0, {"val_loss": 3.0})
+    conclude(study, TrainFindings("train-m8", 3.0), "")
+    found = recommendation_of(config, study)
+    assert found.answer.settings.startswith(f"micro-batch 8, {words}")
+    assert f"effective batch {16 * accumulation} (8 x {accumulation} x 2)" in repr(found)
+
+
 def test_a_verdict_warns_of_lanes_that_died_under_the_study() -> None:
     config, study = example_config(stages=[{"type": "train"}]), Study("example")
     add_trial(study, config, "train-m8k1")
@@ -910,8 +926,8 @@ def test_a_verdict_tells_micro_batches_that_are_cut_by_tokens() -> None:
     conclude(study, TrainFindings("train-m8k4", 3.0), "")
     found = recommendation_of(config, study)
     assert found.verdict.startswith(
-        "Train with micro-batches of at most 8,192 tokens (as many as 8 of the longest samples have), at most 4 accumulation steps "
-        "(effective batch 64; a step had 12,346 tokens on average, in 3.2 micro-batches over all ranks of which 12% is padding)"
+        "Train with micro-batches of at most 8,192 tokens (as many as 8 of the longest samples have), at most 4 accumulation steps, on each of "
+        "2 ranks (effective batch 64; a step had 12,346 tokens on average, in 3.2 micro-batches over all ranks of which 12% is padding)"
     )
     tree = found.to_json()
     assert tree["micro_batch_tokens"] == 8192

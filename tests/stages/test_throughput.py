@@ -386,6 +386,11 @@ def test_the_sentence_names_the_fastest_the_next_and_the_baseline_with_their_pai
     )
 
 
+def test_the_sentence_tells_the_ranks_among_which_a_batch_is_split() -> None:
+    known = played(frontier(4, 8), optimizer={"reference_batch_size": 8}, stage={"multiples": [1]}, world_size=2)
+    assert known.conclude().reason.startswith("effective batch 16 (8 x 1 x 2) trains fastest: ")
+
+
 def test_with_a_noise_scale_goodput_is_ranked_and_a_single_micro_batch_tells_none() -> None:
     known = played(frontier(4, 8), optimizer={"reference_batch_size": 16}, stage={"multiples": [1, 4]})
     found = known.found(ThroughputFindings)

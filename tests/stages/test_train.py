@@ -567,6 +567,12 @@ def test_the_conclusion_has_every_batch_with_its_intervals_and_the_winner_is_a_r
     )
 
 
+def test_the_conclusion_tells_the_ranks_among_which_a_batch_is_split(tmp_path: Path) -> None:
+    _, known = played(tmp_path, SMALL_IS_RIGHT, batches=(8, 64), world_size=2)
+    batch = known.trials[findings_of(known).winner].config.effective_batch_size
+    assert known.conclusions["train"].reason.startswith(f"effective batch {batch} ({batch // 2} x 1 x 2; ")
+
+
 def test_what_was_left_out_is_noted(tmp_path: Path) -> None:
     _, known = played(tmp_path, SMALL_IS_RIGHT, sample_budget=2048)
     notes = known.conclusions["train"].notes

@@ -50,10 +50,9 @@ def conclude(context: StageContext[Throughput]) -> Conclusion:
         busy=bool(unrest_of(known, timed)),
         input_bound=waits,
     )
-    split = fastest.split
+    split, speed = fastest.split, rate_text(timed.rate(fastest), "samples/s")
     said = [
-        f"effective batch {split.effective_batch_size} ({split.micro_batch_size} x {split.gradient_accumulation_steps}) "
-        f"trains fastest: {rate_text(timed.rate(fastest), 'samples/s')}",
+        f"effective batch {split.effective_batch_size} ({split_text(split)}) trains fastest: {speed}",
         *_others(context, others),
         _noise(scale, findings),
     ]

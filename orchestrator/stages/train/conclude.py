@@ -244,10 +244,7 @@ def _sentence(context: StageContext[Train], winner: Standing, findings: TrainFin
     first, trials = winner.first, context.trials()
     config = first.config
     role = f"; {first.role}" if first.role else ""
-    what = (
-        f"effective batch {config.effective_batch_size} ({config.micro_batch_size} x "
-        f"{config.gradient_accumulation_steps}{role})"
-    )
+    what = f"effective batch {config.effective_batch_size} ({split_text(config.split)}{role})"
     runs, pruned = len({t.candidate for t in trials}), sum(t.state is TrialState.PRUNED for t in trials)
     tried = counted(runs, "run") + (f", {counted(pruned, 'trial')} pruned" if pruned else "")
     ending = f"val loss {loss_text(winner.val_loss)} at learning rate {config.learning_rate:.3g}"
