@@ -18,6 +18,7 @@ from batchscout.orchestrator.output.progress import trial_metrics
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.orchestrator.output.rows import labelled_lines
 from batchscout.orchestrator.output.shown import Terminal, shown
+from batchscout.orchestrator.output.time_split import held_seconds
 from batchscout.orchestrator.output.trial_steps import Step, steps_of
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
@@ -221,10 +222,12 @@ def _outcome(
 def _cost(trial: Trial, study: Study, changes: Iterable[Change]) -> Cost:
     events = [change.event for change in changes]
     starts = any(isinstance(event, Started) for event in events)
+    held = held_seconds(study, trial)
+    whole = study.lane_seconds + sum(held_seconds(study, one) - one.seconds for one in study.trials.values())
     return Cost(
-        lane_seconds=round(trial.seconds, 3),
-        device_seconds=round(trial.seconds * trial.config.world_size, 3),
-        share_of_study=round(trial.seconds / study.lane_seconds, 4) if study.lane_seconds else 0.0,
+        lane_seconds=round(held, 3),
+        device_seconds=round(held * trial.config.world_size, 3),
+        share_of_study=round(held / whole, 4) if whole else 0.0,
         samples=int(trial.metric("samples_seen") or 0) if starts else 0,
         tries=len(trial.earlier_tries) + starts,
         interruptions=sum(isinstance(event, Interrupted | RunBegan) for event in events),

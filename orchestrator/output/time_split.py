@@ -24,11 +24,18 @@ class LaneTime:
         return max(0.0, self.held - self.training - self.compiling)
 
 
-def lane_time(trials: Sequence[Trial]) -> LaneTime:
+def held_seconds(study: Study, trial: Trial) -> float:
+    """Return for how long a trial has held a lane: where it still does, until the last event that is known, as its training is
+    known until then."""
+    running = (hold.began for hold in trial.holds if hold.ended is None)
+    return trial.seconds + sum(max(0.0, (study.last or 0.0) - began) for began in running)
+
+
+def lane_time(study: Study, trials: Sequence[Trial]) -> LaneTime:
     """Return where the time of these trials went. What an earlier study measured held no lane of this one."""
     ran = [trial for trial in trials if not trial.reused]
     return LaneTime(
-        held=sum(trial.seconds for trial in ran),
+        held=sum(held_seconds(study, trial) for trial in ran),
         training=sum(trial.metric("train_seconds") or 0.0 for trial in ran),
         compiling=sum(trial.metric("compile_seconds") or 0.0 for trial in ran),
     )
@@ -41,11 +48,11 @@ def time_split(study: Study) -> dict[str, float]:
     of the full runs. rest: the time for which trials held their lanes beside these and compiling.
     """
     trials = list(study.trials.values())
-    whole = lane_time(trials)
+    whole = lane_time(study, trials)
     return {
         "start-up": sum(study.startup_seconds),
         "compiling": whole.compiling,
-        "measuring": lane_time([trial for trial in trials if not trial.config.evaluations]).training,
-        "training": lane_time([trial for trial in trials if trial.config.evaluations]).training,
+        "measuring": lane_time(study, [trial for trial in trials if not trial.config.evaluations]).training,
+        "training": lane_time(study, [trial for trial in trials if trial.config.evaluations]).training,
         "rest": whole.rest,
     }

@@ -27,7 +27,7 @@ from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.page import render_report, write_report
 from batchscout.orchestrator.output.report.setting import setting
 from batchscout.orchestrator.output.status import MOST_NOTICES, print_status
-from batchscout.orchestrator.output.time_split import LaneTime, lane_time
+from batchscout.orchestrator.output.time_split import LaneTime, lane_time, time_split
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
@@ -36,7 +36,7 @@ from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.study.causes import Cause
-from batchscout.orchestrator.study.events import Concluded, Evaluated, Noticed, RunBegan
+from batchscout.orchestrator.study.events import Concluded, Ended, Evaluated, Noticed, RunBegan, Started
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, TrialState
@@ -293,12 +293,35 @@ def test_time_adds_up(html: str, study: Study) -> None:
     assert f"{seconds // 60} min {seconds % 60} s of lane time" in text
 
 
+def test_what_runs_holds_its_lane_for_no_less_time_than_it_has_trained() -> None:
+    """How long it did is written down when it ends; how long it has trained with each evaluation."""
+    config = example_config(stages=[{"type": "train"}])
+    study = Study(config.name)
+    for name in ("train-m8", "train-m16"):
+        add_trial(study, config, name)
+    complete: dict[str, Any] = {"state": TrialState.COMPLETE, "cause": None, "reason": ""}
+    for event in (
+        Started(id="train-m8", time=100),
+        Ended(id="train-m8", time=160, seconds=60, metrics={"train_seconds": 50}, **complete),
+        Started(id="train-m16", time=200),
+        Evaluated(id="train-m16", time=900, metrics={"samples_seen": 8, "train_seconds": 600}),
+    ):
+        tell(study, event)
+    assert lane_time(study, [*study.trials.values()]) == LaneTime(760, 650, 0)
+    assert time_split(study)["rest"] == 110
+    page = Page(render_report(config, study, None))
+    assert "12 min 40 s of lane time in all" in page.texts["time"]
+    assert "700.0" in page.texts["train"], "its row has it, too"
+
+
 def test_what_an_earlier_study_measured_took_none_of_this_ones_time() -> None:
     _, known = kept_in(GOLDEN / "every_end")
     reused = [trial for trial in known.trials.values() if trial.reused]
     assert any(trial.metric("train_seconds") for trial in reused)
-    assert lane_time(reused) == LaneTime(0, 0, 0)
-    assert lane_time([*known.trials.values()]).held == pytest.approx(sum(t.seconds for t in known.trials.values()))
+    assert lane_time(known, reused) == LaneTime(0, 0, 0)
+    assert lane_time(known, [*known.trials.values()]).held == pytest.approx(
+        sum(t.seconds for t in known.trials.values())
+    )
 
 
 @pytest.mark.parametrize("rules", [{}, {"beta2_scaling": "samples", "weight_decay_scaling": "samples"}])

@@ -174,7 +174,7 @@ def _notices_section(study: Study) -> Element | None:
 def _time_section(config: StudyConfig, study: Study) -> Element:
     """Return the lane time of each stage, and how much of it was training and compiling."""
     trials = {stage.type: study.of_stage(stage.type) for stage in config.stages}
-    spent = {stage: lane_time(of_stage) for stage, of_stage in trials.items()}
+    spent = {stage: lane_time(study, of_stage) for stage, of_stage in trials.items()}
     whole = sum(time.held for time in spent.values())
     longest = max((time.held for time in spent.values()), default=0.0)
     headers = ["stage", "", "lane time", "share", "training", "compiling", "the rest", ""]

@@ -13,9 +13,11 @@ from batchscout.orchestrator.output.plots import element
 from batchscout.orchestrator.output.report.figures import json_element
 from batchscout.orchestrator.output.report.pieces import each, within
 from batchscout.orchestrator.output.status import state_text
+from batchscout.orchestrator.output.time_split import held_seconds
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import batch_text
+from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, Trial
 from batchscout.orchestrator.units import bytes_text, counted, loss_text
 from batchscout.trainers.metrics import metric_of
@@ -72,7 +74,9 @@ def trials_table(context: StageContext[StageKeys], trials: Sequence[Trial], *, i
 
     shared = _shared_text(trials[0], _SHARED - set(varying))
     is_open = len(trials) <= MOST_UNFOLDED
-    return _rows_of(trials, headers, cells, {stage.winner(context)}, shared, is_open=is_open, is_driven=is_driven)
+    return _rows_of(
+        context.study, trials, headers, cells, {stage.winner(context)}, shared, is_open=is_open, is_driven=is_driven
+    )
 
 
 _OF_ALL = ("samples_seen", "val_loss", "tokens_per_second", "step_seconds", "peak_memory_bytes", "mfu")
@@ -92,10 +96,11 @@ def all_trials_table(contexts: Sequence[StageContext[StageKeys]], *, is_driven: 
 
     headers = ["stage", _CONFIG_COLUMNS["batch"], _CONFIG_COLUMNS["learning_rate"], *headings]
     said = "What a stage chose is in bold."
-    return _rows_of(trials, headers, cells, winners, said, is_open=False, is_driven=is_driven)
+    return _rows_of(contexts[0].study, trials, headers, cells, winners, said, is_open=False, is_driven=is_driven)
 
 
 def _rows_of(
+    study: Study,
     trials: Sequence[Trial],
     headers: Sequence[str],
     cells: Callable[[Trial], list[str]],
@@ -112,7 +117,7 @@ def _rows_of(
 
     def row(trial: Trial) -> tuple[Trial, str, list[str], bool]:
         state = state_text(trial.state, is_driven=is_driven)
-        return trial, state, [*cells(trial), f"{trial.seconds:,.1f}"], trial.id in winners
+        return trial, state, [*cells(trial), f"{held_seconds(study, trial):,.1f}"], trial.id in winners
 
     written = (one for trial in trials[:MOST_WRITTEN] for one in _trial_rows(*row(trial)))
     others = [_row_values(*row(trial)) for trial in trials[MOST_WRITTEN:]]
