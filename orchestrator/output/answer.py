@@ -27,7 +27,7 @@ from batchscout.orchestrator.stages import change_of, stage_of
 from batchscout.orchestrator.stages.estimates.ranking import standings
 from batchscout.orchestrator.stages.horizons import nearest_run
 from batchscout.orchestrator.stages.too_short import in_words
-from batchscout.orchestrator.stages.train import not_run
+from batchscout.orchestrator.stages.train import has_own, not_run
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import listed
@@ -173,11 +173,11 @@ def _how_well_compared(config: StudyConfig, study: Study, winner: Trial, known: 
             return Badge.UNDETERMINED, "only one run ended, so nothing was compared"
         return Badge.UNDETERMINED, f"{place_text(config, study, winner)}; how much of that is chance is not known"
     wasted = wasted_text(config, known)
-    if known.is_decided:
+    if known.is_decided or (known.keeps_own and not is_open and not has_own(study)):
         return Badge.DECIDED, f"nothing else that was compared is likely to save {useful_text(config)}; {wasted}"
     if known.keeps_own and not is_open:
         saves = f"nothing else is shown to save {useful_text(config)}; {wasted}"
-        if own := not_run(config, baseline_run(study)):
+        if own := not_run(config, study, baseline_run(study)):
             return (
                 Badge.UNDETERMINED,
                 f"your own effective batch {own} was not run; against the nearest that was, {saves}",

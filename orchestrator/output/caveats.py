@@ -75,7 +75,7 @@ def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[
     warnings = [projected(config, study, nearest), _own_schedule_unknown(config, study)]
     warnings += [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
     baseline = baseline_run(study)
-    if baseline is not None and (own := not_run(config, baseline)):
+    if baseline is not None and (own := not_run(config, study, baseline)):
         warnings.append(
             f"your own effective batch {own} was not run; figures are against {baseline.config.effective_batch_size}, the nearest that was"
         )

@@ -698,6 +698,25 @@ def test_the_users_own_setting_that_stays_is_nothing_to_change() -> None:
     assert (lines["Gain"], lines["Next"]) == ("nothing: it is your own setting", "nothing to change")
 
 
+@pytest.mark.parametrize("form", [{}, {"compile": True}])
+def test_a_setting_that_nobody_gave_is_not_theirs_to_keep(form: dict[str, Any]) -> None:
+    keys: dict[str, Any] = {"compile": False, "form": form, "given": {"name": "s"}}
+    found = recommended(*CLOSE, winner=8, **keys)
+    lines = five_lines(found)
+    assert found.decided
+    assert lines["Verdict"].startswith(
+        "decided: nothing else that was compared is likely to save 3%; this setting wastes"
+    )
+    assert (lines["Gain"], lines["Next"]) == (
+        "nothing: it is batchscout's default setting",
+        "batchscout export runs/mine",
+    )
+    unsure = five_lines(recommended(*CLOSE, winner=8, found={"regret_time": 0.08}, **keys))
+    assert unsure["Verdict"].startswith("undetermined: between effective batches 8 and 32")
+    other = recommended(*CLOSE, winner=8, batch={"micro_batch_size": 16}, **keys)
+    assert not re.search("your own|yours", other.verdict + other.answer.text())
+
+
 def test_an_open_answer_says_between_what_and_which_command_goes_on() -> None:
     """Of 4 runs that waste 8 %, about 7 more of a minute each would decide at a useful gain of 3 %: 0.12 device-hours."""
     open_ = recommended(*CLOSE, winner=8, found={"regret_time": 0.08}, budget={"device_hours": 1})

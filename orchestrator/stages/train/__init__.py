@@ -18,6 +18,7 @@ from batchscout.orchestrator.stages.train.choice import LIKELY as LIKELY
 from batchscout.orchestrator.stages.train.choice import Choice as Choice
 from batchscout.orchestrator.stages.train.choice import choice_of as choice_of
 from batchscout.orchestrator.stages.train.choice import full_runs as full_runs
+from batchscout.orchestrator.stages.train.choice import has_own as has_own
 from batchscout.orchestrator.stages.train.choice import not_run as not_run
 from batchscout.orchestrator.stages.train.choice import so_far
 from batchscout.orchestrator.stages.train.choice import surface_of as surface_of

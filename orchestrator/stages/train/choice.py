@@ -125,16 +125,21 @@ def _is_own(context: StageContext[Train], standing: Standing) -> bool:
 
 def whose(config: StudyConfig, study: Study, baseline: Trial | None) -> str:
     """Return what the run that others are held against is to the user."""
-    if not_run(config, baseline) is not None:
+    if not_run(config, study, baseline) is not None:
         return "the setting nearest to yours"
+    return "your own setting" if has_own(study) else "batchscout's default setting"
+
+
+def has_own(study: Study) -> bool:
+    """True if the user has a setting to keep: the study file gives a batch or a learning rate."""
     given = study.given  # nothing in a study of an earlier version
     of_optimizer = given.get("optimizer")
     rate = isinstance(of_optimizer, dict) and {"lr", "reference_batch_size"} & of_optimizer.keys()
-    return "your own setting" if rate or "batch" in given or not given else "batchscout's default setting"
+    return bool(rate) or "batch" in given or not given
 
 
-def not_run(config: StudyConfig, baseline: Trial | None) -> int | None:
+def not_run(config: StudyConfig, study: Study, baseline: Trial | None) -> int | None:
     """Return the user's own effective batch where it was not run, as it does not fit or no split of it was timed, and the nearest one stands
     for it; None where it was."""
     own = baseline_batch(config)
-    return own if baseline is not None and baseline.config.effective_batch_size != own else None
+    return own if has_own(study) and baseline is not None and baseline.config.effective_batch_size != own else None
