@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from batchscout.orchestrator.output.report.tables import config_text
 from batchscout.orchestrator.output.rows import labelled_lines, table_lines
 from batchscout.orchestrator.output.shown import Terminal, shown
 from batchscout.orchestrator.stages.train import trained
+from batchscout.orchestrator.stages.train.choice import SAME_RATE
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.storage.place import RunPlace
 from batchscout.orchestrator.units import bytes_text, rate_text, share_text
@@ -130,8 +132,24 @@ def _differences(
 
 
 def _settings_that_differ(first: Side, second: Side) -> list[str]:
+    """Return the keys of the answers in which these differ. Where both studies ask for runs of one length, how many samples are trained on in
+    that, and warmed up, follows from the measured speeds, which no two studies have alike."""
     one, other = _answers(first), _answers(second)
-    return [key for key in {**one, **other} if key not in (*SURE, *MEASURED) and one.get(key) != other.get(key)]
+    apart = {*SURE, *MEASURED}
+    if _length_of(first.config) == _length_of(second.config):
+        apart |= {"sample_budget", "warmup_samples"}
+    if first.recommendation and second.recommendation and _have_one_rate(first.recommendation, second.recommendation):
+        apart.add("learning_rate")
+    return [key for key in {**one, **other} if key not in apart and one.get(key) != other.get(key)]
+
+
+def _length_of(config: StudyConfig) -> tuple[object, ...]:
+    return config.objective, config.target_loss, config.sample_budget, config.real_run, config.optimizer.warmup
+
+
+def _have_one_rate(one: Recommendation, other: Recommendation) -> bool:
+    """True if their learning rates are one, but for what rounding and the draws of a surface make of it."""
+    return math.isclose(one.learning_rate, other.learning_rate, rel_tol=SAME_RATE)
 
 
 def agreement(first: Side, second: Side) -> str:
@@ -143,16 +161,17 @@ def agreement(first: Side, second: Side) -> str:
     differ = _settings_that_differ(first, second)
     if not differ:
         return "Both recommend the same."
-    batch = _moved("the effective batch", one.effective_batch_size, other.effective_batch_size, "d")
-    rate = _moved("the learning rate", one.learning_rate, other.learning_rate, ".3g")
-    is_one_setting = one.effective_batch_size == other.effective_batch_size and one.learning_rate == other.learning_rate
-    beside = f"; what differs is {', '.join(differ)}" if is_one_setting else ""
+    batches, rates = (one.effective_batch_size, other.effective_batch_size), (one.learning_rate, other.learning_rate)
+    is_one_batch, is_one_rate = batches[0] == batches[1], _have_one_rate(one, other)
+    batch = f"the effective batch {_moved(*batches, 'd', stays=is_one_batch)}"
+    rate = f"the learning rate {_moved(*rates, '.3g', stays=is_one_rate)}"
+    beside = f"; what differs is {', '.join(differ)}" if is_one_batch and is_one_rate else ""
     doubt = _doubt_of_batches(one, other) or _doubt_of_rates(first, second, one, other)
     return f"The answer differs: {batch}, {rate}{beside}. {doubt}".strip()
 
 
-def _moved(what: str, one: float, other: float, form: str) -> str:
-    return f"{what} stays {one:{form}}" if one == other else f"{what} goes from {one:{form}} to {other:{form}}"
+def _moved(one: float, other: float, form: str, *, stays: bool) -> str:
+    return f"stays {one:{form}}" if stays else f"goes from {one:{form}} to {other:{form}}"
 
 
 def _doubt_of_batches(one: Recommendation, other: Recommendation) -> str:
@@ -165,7 +184,12 @@ def _doubt_of_batches(one: Recommendation, other: Recommendation) -> str:
 def _doubt_of_rates(first: Side, second: Side, one: Recommendation, other: Recommendation) -> str:
     """Return the same of the learning rates of one batch, where both lie in where either study found the best of that batch."""
     rates = (one.learning_rate, other.learning_rate)
-    if one.effective_batch_size != other.effective_batch_size or rates[0] == rates[1] or one.real_run or other.real_run:
+    if (
+        one.effective_batch_size != other.effective_batch_size
+        or _have_one_rate(one, other)
+        or one.real_run
+        or other.real_run
+    ):
         return ""
     for side in (first, second):
         findings = trained(side.study)

@@ -52,6 +52,21 @@ def test_what_the_answer_changed_to_is_said_with_both_numbers() -> None:
     assert said == "The answer differs: the effective batch stays 32, the learning rate goes from 0.0006 to 0.0012."
 
 
+def test_what_the_machine_makes_of_the_same_setting_is_no_other_answer() -> None:
+    """Two studies of one file train a batch on as many samples as its measured speed allows, and a median of draws is no other rate."""
+    one = example_recommendation()
+    longer = replace(one, sample_budget=one.sample_budget + 96, warmup_samples=one.warmup_samples + 32)
+    again = replace(longer, learning_rate=1.002 * one.learning_rate)
+    for other in (longer, again):
+        found = compared(side("a", one), side("b", other))
+        assert (found.same_answer, found.agreement) == (True, "Both recommend the same.")
+        assert {"sample_budget", "warmup_samples"} <= {difference.key for difference in found.answers}
+    on_purpose = compared(side("a", one), side("b", longer, sample_budget=2**20))
+    assert on_purpose.agreement.endswith("; what differs is warmup_samples, sample_budget.")
+    elsewhere = agreement(side("a", one), side("b", replace(again, precision="float32")))
+    assert "the learning rate stays 0.0006; what differs is precision." in elsewhere
+
+
 def test_another_optimizer_or_schedule_is_another_answer() -> None:
     same = example_recommendation()
     for changed, key in (
