@@ -90,7 +90,7 @@ def processors(found: Processors, needs: Needs, *, has_gpus: bool) -> Check:
     if found.system != "Linux":
         return Check("processors", said, "fault", "run on Linux: memory limits and processes need it")
     ranks = 1 if has_gpus else needs.world_size
-    if found.usable < ranks:
+    if found.usable < ranks and ranks > 1:
         return Check(
             "processors", f"{said}; the study file asks for {counted(ranks, 'rank')}", "fault", f"set world_size to {max(1, int(found.usable))}, or give it more cores"
         )  # fmt: skip

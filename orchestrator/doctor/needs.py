@@ -8,6 +8,7 @@ from typing import Any
 
 from batchscout.orchestrator.config.load import read_yaml, spell_out
 from batchscout.orchestrator.doctor.facts import Needs
+from batchscout.orchestrator.output.tracking import EXTRAS
 from batchscout.trainers.data.corpus import FILE_FORMATS
 from batchscout.trainers.files import quoted
 from batchscout.trainers.knobs.optimizer_8bit import NAME
@@ -33,6 +34,7 @@ def needs_of(tree: Mapping[str, Any]) -> Needs:
         "lightning": "lightning" in source,
         "peft": bool(model.get("peft")),
         "torchao": _optimizer_type(tree) in ("adamw_8bit", "adamw_4bit") or NAME in _memory_knobs(tree),
+        **{package: bool(tracking.get(key)) for key, packages in EXTRAS.items() for package in packages},
     }
     named = [
         _section(model, "kwargs").get("name") if model.get("target") == "hf" else None,

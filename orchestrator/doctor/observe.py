@@ -33,13 +33,17 @@ from batchscout.orchestrator.doctor.facts import (
 )
 from batchscout.orchestrator.doctor.needs import needs_of, tree_of
 from batchscout.orchestrator.environment import host_bytes, observed_environment
+from batchscout.orchestrator.output.tracking import EXTRAS
 from batchscout.orchestrator.units import ending_text
 from batchscout.trainers.data.cache import cache_directory
 from batchscout.trainers.device import cgroup
 
 SECONDS_TO_IMPORT = 90
 SECONDS_TO_CONNECT = 3
-OPTIONAL = ("transformers", "datasets", "peft", "lightning", "trl", "accelerate", "torchao", "wandb")
+OPTIONAL = (
+    *("transformers", "datasets", "peft", "lightning", "trl", "accelerate", "torchao", "wandb"),
+    *(package for packages in EXTRAS.values() for package in packages),
+)
 _HUB = "https://huggingface.co"
 # What inductor writes on a CPU includes OpenMP; Triton's launchers on a GPU include Python's header.
 _SOURCES = {"c++": "#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n", "c": "#include <Python.h>\n"}

@@ -109,6 +109,7 @@ def test_what_is_amiss_is_told_alone_and_ends_with_a_remedy(name: str) -> None:
     [
         (CORES, "ok", "Linux, 8 cores"),
         (replace(CORES, allowed=2, quota=1.5), "warning", "Linux, 8 cores, this process may use 2, its control group gives it the time of 1.5"),
+        (replace(CORES, quota=0.5), "warning", "Linux, 8 cores, its control group gives it the time of 0.5"),
         (replace(CORES, load=6.0), "warning", "Linux, 8 cores; a load of 6.0 before a study has begun"),
         (replace(CORES, system="Darwin"), "fault", "Darwin, 8 cores"),
     ],

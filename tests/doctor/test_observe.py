@@ -17,6 +17,7 @@ import pytest
 from batchscout.orchestrator.doctor.facts import Cluster, Needs
 from batchscout.orchestrator.doctor.needs import needs_of, tree_of
 from batchscout.orchestrator.doctor.observe import (
+    OPTIONAL,
     compiler_for,
     disk_at,
     hub_at,
@@ -129,12 +130,21 @@ def test_a_hub_that_answers_anything_is_reached(monkeypatch: pytest.MonkeyPatch)
         ({"stages": [{"type": "frontier", "memory_knobs": ["fsdp", "optimizer_8bit"]}, "train"], "optimizer": {"lr": 1}},
          Needs(libraries=("torchao",))),
         ({"stages": [{"type": "frontier", "compile": [False]}], "tracking": {"wandb": False}}, Needs(compiles=False)),
+        ({"tracking": {"mlflow": True, "trackio": True}},
+         Needs(libraries=("mlflow-skinny", "sqlalchemy", "alembic", "trackio"))),
+        ({"tracking": {"mlflow": False}}, Needs()),
         ({"stages": [{"type": "frontier"}]}, Needs()),
         ({"stages": [{"type": "train"}], "compile": False}, Needs(compiles=False)),
     ],
 )  # fmt: skip
 def test_what_a_study_file_asks_of_the_machine_is_read_from_it(tree: dict[str, object], needs: Needs) -> None:
     assert needs_of(tree) == needs
+
+
+def test_what_a_study_file_may_need_is_looked_for() -> None:
+    trackers = needs_of({"tracking": {"mlflow": True, "trackio": True}})
+    others = needs_of({"from": {"transformers": "a:b"}, "optimizer": "adamw_8bit", "model": {"peft": {"r": 8}}})
+    assert {*trackers.libraries, *others.libraries, "lightning"} <= {*OPTIONAL}
 
 
 def test_stages_may_be_named_by_a_word(tmp_path: Path) -> None:

@@ -18,20 +18,23 @@ from batchscout.trainers.notices import Notice, NoticeKind
 
 Tell = Callable[[Notice], object]
 
-_EXTRAS: dict[str, tuple[str, ...]] = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "trackio": ("trackio",)}
-"""What a tracker that batchscout does not bring itself imports, by its key, which is also the name of the extra."""
-_PACKAGES = {"mlflow": "mlflow-skinny"}
-"""What is installed to import it, where that has another name."""
+EXTRAS = {
+    "mlflow": {"mlflow-skinny": "mlflow", "sqlalchemy": "sqlalchemy", "alembic": "alembic"},
+    "trackio": {"trackio": "trackio"},
+}
+"""What a tracker needs that batchscout does not bring itself, by its key, which is also the name of the extra: each package with what is
+imported of it."""
 
 
 def require_libraries(config: Tracking) -> None:
     """Raise ValueError, with the command that installs them, where the libraries of a tracker are not there."""
-    for key, modules in _EXTRAS.items():
-        missing = [name for name in modules if getattr(config, key) and importlib.util.find_spec(name) is None]
+    for key, packages in EXTRAS.items():
+        missing = [
+            name for name in packages.values() if getattr(config, key) and importlib.util.find_spec(name) is None
+        ]
         if missing:
-            packages = " ".join(_PACKAGES.get(name, name) for name in modules)
             raise ValueError(
-                f"tracking.{key} is true, but {' and '.join(missing)} cannot be imported; pip install {packages}, or set it to false"
+                f"tracking.{key} is true, but {' and '.join(missing)} cannot be imported; pip install {' '.join(packages)}, or set it to false"
             )
 
 
