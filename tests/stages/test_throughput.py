@@ -14,6 +14,7 @@ from batchscout.orchestrator.stages.forms import forms, worth_timing
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings, MeasuredPoint
 from batchscout.orchestrator.stages.probing import rate_at
 from batchscout.orchestrator.stages.throughput import ThroughputFindings
+from batchscout.orchestrator.stages.throughput.figures import figures
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Ended, Started, proposed
 from batchscout.orchestrator.study.facts import Facts
@@ -398,6 +399,15 @@ def test_with_a_noise_scale_goodput_is_ranked_and_a_single_micro_batch_tells_non
     assert max(found.goodput.values()) == 1
     assert max(found.goodput, key=lambda batch: found.goodput[batch]) == 8
     assert "the noise scale needs two micro-batches a step; effective batches 4, 8 have one" in known.conclude().notes
+
+
+def test_the_goodput_figure_names_the_noise_scale_as_everything_else_does() -> None:
+    """The critical batch is another number, which branches measure."""
+    known = played(frontier(4, 8), optimizer={"reference_batch_size": 16}, stage={"multiples": [1, 4]})
+    findings = known.found(ThroughputFindings)
+    known.concluded(findings)
+    goodput = next(one for one in figures(known.context) if one.name == "goodput")
+    assert [(line.value, line.label) for line in goodput.lines] == [(findings.critical_batch_size, "noise scale 40")]
 
 
 def test_coherence_inside_its_noise_floor_is_named() -> None:

@@ -50,8 +50,8 @@ def figures(context: StageContext[Throughput]) -> list[Figure]:
     noise_axis = Axis(
         "noise scale, samples", zero=True, top=3 * max((mark.y for mark in noise), default=1.0), precise=number_text
     )
-    critical = findings.critical_batch_size if findings else None
-    limits = (Line(critical, f"critical batch {critical:,.0f}", vertical=True),) if critical else ()
+    scale = findings.critical_batch_size if findings else None
+    limits = (Line(scale, f"noise scale {scale:,.0f}", vertical=True),) if scale else ()
     return [
         _figure("speed", context, rate_axis(context.study.facts.rate_unit), (speed,), SPEED_CAPTION),
         _figure("noise_scale", context, noise_axis, (_of_batches("", noise, OTHERS_COLOUR),), NOISE_CAPTION),
