@@ -13,7 +13,7 @@ from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS, loss_curves
-from batchscout.orchestrator.stages.estimates.ranking import settle, standings
+from batchscout.orchestrator.stages.estimates.ranking import Standing, settle, standings
 from batchscout.orchestrator.stages.figures import Figure, names_of
 from batchscout.orchestrator.stages.findings import concluded, winner_of
 from batchscout.orchestrator.stages.no_answer import why_none
@@ -101,11 +101,18 @@ def conclude(context: StageContext[Grid]) -> Conclusion:
     notes = tuple(f"skipped: {reason}" for reason in skipped(context))
     if why := why_none(context.trials()):
         return Conclusion("grid", ok=False, reason=why, notes=notes)
-    winner = settle(ranking)
+    winner, best = settle(ranking), ranking[0]
     name = names_of([one.first for one in ranking])[winner.first.id]
-    sooner = context.config.target_loss is not None and winner.reached
-    first = f"reaches the target after {seconds_text(winner.score)} and " if sooner else ""
-    reason = f"{name} {first}ends at val loss {loss_text(winner.val_loss)}, best of {len(ranking)}"
+
+    def ending(one: Standing) -> str:
+        sooner = context.config.target_loss is not None and one.reached
+        first = f"reaches the target after {seconds_text(one.score)} and " if sooner else ""
+        return f"{first}ends at val loss {loss_text(one.val_loss)}"
+
+    place = f"best of {len(ranking)}"
+    if winner is not best:
+        place = f"tied with the best of {len(ranking)} runs, which {ending(best)}"
+    reason = f"{name} {ending(winner)}, {place}"
     return concluded(GridFindings(winner.first.id, winner.val_loss), reason, notes)
 
 

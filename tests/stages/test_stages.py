@@ -302,6 +302,16 @@ def test_to_a_target_the_point_that_reaches_it_first_wins_though_another_ends_lo
     assert "reaches the target after 10 s and ends at val loss 2.800" in known.conclude().reason
 
 
+@pytest.mark.parametrize(
+    ("other", "place"), [(3.18, "tied with the best of 2 runs, which ends at val loss 3.180"), (3.4, "best of 2")]
+)
+def test_a_point_that_is_chosen_of_those_that_are_tied_is_not_called_the_best(other: float, place: str) -> None:
+    known = Known({"type": "grid", "micro_batch_size": [16], "effective_batch_size": [16, 32]})
+    for name, loss in zip(known.ids(), (3.2, other), strict=True):
+        known.end(name, val_loss=loss)
+    assert known.conclude().reason.endswith(f" ends at val loss 3.200, {place}")
+
+
 # All of them
 
 
