@@ -300,12 +300,16 @@ def _ending(standing: Standing, target_loss: float | None) -> str:
         return f"ends at val loss {loss_text(standing.val_loss)}"
     if standing.reached:
         return f"reaches val loss {target_loss:g} after {training_time_text(standing.score)} of training"
-    soon = (
-        ""
-        if math.isinf(standing.score)
-        else f" and would reach {target_loss:g} after about {training_time_text(standing.score)}"
-    )
+    took, soon = standing.first.metric("train_seconds"), ""
+    if took and standing.score > FAR * took:
+        soon = f" and would not reach {target_loss:g} in {FAR} times that training"
+    elif math.isfinite(standing.score):
+        soon = f" and would reach {target_loss:g} after about {training_time_text(standing.score)}"
     return f"ends at val loss {loss_text(standing.val_loss)}{soon}"
+
+
+FAR = 100
+"""A time beyond so many times what a run took is no projection of it any more: its last two evaluations hardly differ."""
 
 
 def _at_its_rate(ours: Standing, theirs: Standing, target_loss: float | None) -> str:

@@ -428,6 +428,16 @@ def test_a_target_is_told_in_seconds_and_a_run_that_missed_it_with_its_projectio
     )
 
 
+def test_a_run_that_has_come_to_rest_is_not_told_when_it_would_reach_a_target() -> None:
+    """Two evaluations that hardly differ, projected, give more years than the world has."""
+    resting = Run(8, ((30, 3.5001), (60, 3.5)))
+    found = recommended(*CLEAR, runs=(resting, LARGE), objective="target", target_loss=3.4)
+    told = "ends at val loss 3.500 and would not reach 3.4 in 100 times that training"
+    assert told in found.verdict
+    never = Run(8, ((30, 3.5), (60, 3.5)))
+    assert told in recommended(*CLEAR, runs=(never, LARGE), objective="target", target_loss=3.4).verdict
+
+
 @for_every(target=[3.0, 3.1999, 3.2, 3.4], regret=[0.012, 0.3])
 def test_projected_times_decide_nothing_and_are_the_first_thing_that_is_said_of_them(
     target: float, regret: float
