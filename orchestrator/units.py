@@ -74,7 +74,9 @@ def exact_text(value: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """Return 4.9%, 26% and the like: what is wasted or saved of something."""
+    """Return 4.9%, 26%, <0.1% and the like: what is wasted or saved of something. An estimate is never told as nothing."""
+    if 0 <= share < 0.0005:
+        return "<0.1%"
     return f"{share:.1%}" if abs(share) < 0.0995 else f"{share:.0%}"
 
 

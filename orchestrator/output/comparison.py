@@ -20,7 +20,7 @@ from batchscout.orchestrator.stages.train import trained
 from batchscout.orchestrator.stages.train.choice import SAME_RATE
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.storage.place import RunPlace
-from batchscout.orchestrator.units import bytes_text, rate_text, share_text
+from batchscout.orchestrator.units import bytes_text, probability_text, rate_text, share_text
 from batchscout.trainers.files import quoted
 from batchscout.trainers.metrics import metric_of
 
@@ -235,6 +235,8 @@ def _text(key: str, value: JsonValue, side: Side) -> str:
     if isinstance(value, (int, float)):
         if key == "tokens_per_second":  # it counts tokens in one study and samples in another
             return rate_text(value, side.study.facts.rate_unit)
+        if key == "p_best":
+            return probability_text(value)
         if key == "regret_time":
             return f"{share_text(value)} of the {'samples' if side.config.objective == 'samples' else 'training time'}"
         if key in MEASURED:

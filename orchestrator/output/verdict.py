@@ -41,7 +41,14 @@ from batchscout.orchestrator.stages.train import TimeGain, TrainFindings, whose
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
-from batchscout.orchestrator.units import listed, loss_text, number_text, share_text, training_time_text
+from batchscout.orchestrator.units import (
+    listed,
+    loss_text,
+    number_text,
+    probability_text,
+    share_text,
+    training_time_text,
+)
 from batchscout.trainers.config import TrialConfig
 
 
@@ -377,7 +384,9 @@ def open_text(config: StudyConfig, known: Known) -> str:
     between, (mine, *_) = undecided_between(config, known), known.p_best
     if not between:
         return f"at which learning rate ({known.rates[0]:.2g} to {known.rates[1]:.2g})"
-    return f"between effective batches {listed(between)} ({mine} with probability {known.p_best[mine]:.2f})"
+    return (
+        f"between effective batches {listed(between)} ({mine} with probability {probability_text(known.p_best[mine])})"
+    )
 
 
 MOST_GROWTH = 1.1

@@ -67,6 +67,12 @@ def test_what_the_machine_makes_of_the_same_setting_is_no_other_answer() -> None
     assert "the learning rate stays 0.0006; what differs is precision." in elsewhere
 
 
+def test_probabilities_are_told_as_everywhere_else() -> None:
+    one, other = (replace(example_recommendation(), p_best=p) for p in (0.953422, 0.99999))
+    (row,) = (found for found in compared(side("a", one), side("b", other)).answers if found.key == "p_best")
+    assert row.texts == ("0.95", ">0.99")
+
+
 def test_another_optimizer_or_schedule_is_another_answer() -> None:
     same = example_recommendation()
     for changed, key in (

@@ -240,7 +240,7 @@ def test_while_runs_are_compared_a_log_and_the_panel_tell_which_batch_may_be_the
     said = [line for line in capsys.readouterr().out.splitlines() if "P(best)" in line]
     assert said
     for line in said:
-        assert re.fullmatch(r"  P\(best\): (effective batch \d+ [01]\.\d\d(, |$)){2,3}", line)
+        assert re.fullmatch(r"  P\(best\): (effective batch \d+ [<>]?[01]\.\d\d(, |$)){2,3}", line)
     found = json.loads((RECORDED / "recommendation.json").read_text())
     assert f"effective batch {found['effective_batch_size']} " in said[-1], "what is recommended is among the likeliest"
 

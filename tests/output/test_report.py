@@ -19,10 +19,10 @@ import yaml
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.load import apply_override, parse_study
-from batchscout.orchestrator.config.stages import Grid
+from batchscout.orchestrator.config.stages import Grid, Train
 from batchscout.orchestrator.config.trial import base_trial, optimizer_at
 from batchscout.orchestrator.output.plots import Scale, element, plot, spread, ticks
-from batchscout.orchestrator.output.report.answer import paste_text
+from batchscout.orchestrator.output.report.answer import paste_text, short_answer
 from batchscout.orchestrator.output.report.figures import figure_element
 from batchscout.orchestrator.output.report.page import render_report, write_report
 from batchscout.orchestrator.output.report.setting import setting
@@ -34,6 +34,7 @@ from batchscout.orchestrator.stages.figures import Axis, Figure, Mark, Series
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
 from batchscout.orchestrator.stages.train import TrainFindings
+from batchscout.orchestrator.stages.train.choice import so_far
 from batchscout.orchestrator.stages.train.findings import chosen_run
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Concluded, Ended, Evaluated, Noticed, RunBegan, Started
@@ -542,7 +543,19 @@ def test_an_interval_that_leaves_the_axis_does_not_flatten_what_lies_on_it() -> 
 
 def test_shares_and_lists_as_people_read_them() -> None:
     assert [share_text(share) for share in (0.049, 0.0999, 0.487)] == ["4.9%", "10%", "49%"]
+    assert [share_text(share) for share in (0.0, 0.0004)] == ["<0.1%", "<0.1%"], "an estimate is never told as nothing"
     assert [listed(some, "or") for some in ((4,), (4, 8), (4, 8, 16))] == ["4", "4 or 8", "4, 8 or 16"]
+
+
+def test_what_is_not_certain_is_told_as_neither_0_nor_1() -> None:
+    """The probability that a batch is the best is a share of draws: all of them are not all that there could be."""
+    assert short_answer("s", "", example_recommendation(p_best=1.0)).count("&gt;0.99") == 1
+    config, study = kept_in(RECORDED)
+    keys = config.keys_of(Train)
+    assert keys is not None
+    told = so_far(StageContext(keys, config, study))
+    assert re.search("[<>]0.", told)
+    assert not re.search("1.00|0.00", told)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from batchscout.orchestrator.output.report.tables import heading, html_table
 from batchscout.orchestrator.stages.curves import loss_axis
 from batchscout.orchestrator.stages.figures import CATEGORIES, Axis, Figure, Mark, Series, time_axis
 from batchscout.orchestrator.stages.train import trained
-from batchscout.orchestrator.units import number_text
+from batchscout.orchestrator.units import number_text, probability_text
 from batchscout.trainers.files import written_whole
 
 
@@ -96,7 +96,7 @@ def _by_batch(side: Side, colour: int) -> Series:
             one.score,
             low=one.score_low,
             high=one.score_high,
-            told=f"best learning rate {number_text(one.learning_rate)}, P(best) {one.p_best:.2f}",
+            told=f"best learning rate {number_text(one.learning_rate)}, P(best) {probability_text(one.p_best)}",
         )
         for one in (findings.batches if findings else ())
     )

@@ -19,7 +19,7 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.figures import batch_text
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Metrics, Trial
-from batchscout.orchestrator.units import bytes_text, counted, loss_text
+from batchscout.orchestrator.units import bytes_text, counted, loss_text, probability_text
 from batchscout.trainers.metrics import metric_of
 
 _CONFIG_COLUMNS = {
@@ -191,13 +191,15 @@ def _value_cell(key: str, value: JsonValue) -> Element:
 
 
 def value_element(key: str, value: JsonValue) -> Element:
-    """Return a value of recommendation.json, whatever its shape; bytes and losses are written as people read them."""
+    """Return a value of recommendation.json, whatever its shape; bytes, losses and probabilities are written as people read them."""
     if isinstance(value, dict):
         return facts_table(value)
     if isinstance(value, list):
         return _list_element(value)
     if isinstance(value, (int, float)) and key.endswith("_bytes"):
         return element("span", bytes_text(value))
+    if isinstance(value, float) and key == "p_best":
+        return element("span", probability_text(value))
     if isinstance(value, float) and key.endswith("loss"):
         return element("span", loss_text(value))
     return element("span", config_text(value))

@@ -26,7 +26,7 @@ from batchscout.orchestrator.stages.train import (
 )
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import TrialState
-from batchscout.orchestrator.units import loss_text, number_text, share_text
+from batchscout.orchestrator.units import loss_text, number_text, probability_text, share_text
 
 SAFE = 0.9
 """The probability with which a setting must train to be recommended where it need not have been run."""
@@ -139,6 +139,6 @@ def _sentence(context: StageContext[Horizons], findings: HorizonsFindings) -> st
         f"{findings.effective_batch_size} at {rate}, val loss {loss}, wasting {share_text(findings.regret_time)} of the {'samples' if context.config.objective == 'samples' else 'training time'} on average "
         "against the best setting"
     )
-    sure = f"; the best batch with probability {mine.p_best:.2f}" if len(findings.batches) > 1 else ""
+    sure = f"; the best batch with probability {probability_text(mine.p_best)}" if len(findings.batches) > 1 else ""
     crossing = findings.crossing_samples
     return f"{told}{sure}" + (f", from about {number_text(crossing)} samples on" if crossing else "")

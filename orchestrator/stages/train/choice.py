@@ -21,6 +21,7 @@ from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.train.lineup import Lineup, lineup_of
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
+from batchscout.orchestrator.units import probability_text
 
 LIKELY = 0.8
 """The user's own setting is left for another one only where that is better with this probability: the more is asked for,
@@ -90,7 +91,7 @@ def so_far(context: StageContext[Train]) -> str:
     if surface is None or len(surface.p_best) == 1:
         return ""
     likely = sorted(surface.p_best.items(), key=lambda one: -one[1])[:MOST_TOLD]
-    return "P(best): " + ", ".join(f"effective batch {batch} {p:.2f}" for batch, p in likely)
+    return "P(best): " + ", ".join(f"effective batch {batch} {probability_text(p)}" for batch, p in likely)
 
 
 def choice_of(context: StageContext[Train], surface: Surface) -> Choice:
