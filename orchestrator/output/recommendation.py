@@ -42,7 +42,7 @@ from batchscout.trainers.config import (
     Split,
     TrialConfig,
 )
-from batchscout.trainers.files import written_whole
+from batchscout.trainers.files import own_file, written_whole
 from batchscout.trainers.knobs import with_settings
 from batchscout.trainers.sources.settings import OwnRun
 from batchscout.trainers.user_code import SCRIPT
@@ -420,8 +420,10 @@ def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alt
 
 
 def write_recommendation(path: Path, recommendation: Recommendation | None) -> None:
-    """Write recommendation.json, whole or not at all; write nothing if there is nothing to recommend."""
+    """Write recommendation.json, whole or not at all; take away that of an answer which the study has no more, where there is nothing to recommend."""
     if recommendation is None:
+        with own_file(path):
+            path.unlink(missing_ok=True)
         return
     with written_whole(path) as file:
         file.write((json.dumps(recommendation.to_json(), indent=2) + "\n").encode())
