@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.stages import StageKeys
+from batchscout.orchestrator.config.stages import Equivalence, StageKeys
 from batchscout.orchestrator.config.trial import uses_compile
 from batchscout.orchestrator.decisions.observer import Observer
 from batchscout.orchestrator.output.panel import Panel
@@ -168,7 +168,7 @@ class Progress(Observer):
     def _counts(self, trials: Sequence[Trial]) -> Text:
         counts = {state: sum(trial.state is state for trial in trials) for state in TrialState}
         parts = [f"{count} {state}" for state, count in counts.items() if count]
-        best = best_so_far(trials)
+        best = best_so_far(self._stage, trials) if self._stage else None
         text = shown("trials: " + ", ".join(filter(None, [*parts, rungs_line(trials)])))
         if best:
             text.append(f"   best: {best.id} {trial_line(best, self._unit)}", style="cyan")
@@ -205,8 +205,10 @@ class Progress(Observer):
         return estimated_seconds_left(self._study, self._estimated, self._num_lanes(), self._latest, elapsed)
 
 
-def best_so_far(trials: Sequence[Trial]) -> Trial | None:
-    """Return the full run with the lowest val loss, else the fastest trial."""
+def best_so_far(stage: StageKeys, trials: Sequence[Trial]) -> Trial | None:
+    """Return the full run with the lowest val loss, else the fastest trial. Of the splits of one batch none is better than another."""
+    if isinstance(stage, Equivalence):
+        return None
     with_loss = [trial for trial in trials if trial.is_full_run and trial.metric("val_loss") is not None]
     if with_loss:
         return min(with_loss, key=lambda trial: trial.measured("val_loss"))

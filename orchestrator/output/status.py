@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.stages import Equivalence, StageKeys
+from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.output.answer import RUN_DIR, how_to_resume
 from batchscout.orchestrator.output.caveats import lane_deaths_text
 from batchscout.orchestrator.output.progress import best_so_far, trial_metrics
@@ -249,13 +249,13 @@ def _trial_lines(context: StageContext[StageKeys], width: int, *, is_driven: boo
 
 
 def _marked(context: StageContext[StageKeys]) -> str | None:
-    """Return the id of the trial that has a star: the one that the stage chose, or the best so far. Of the splits of one batch none is better
-    than another, and a stage that has concluded without choosing a trial has none: the fastest of many rounds is no finding."""
+    """Return the id of the trial that has a star: the one that the stage chose, or the best so far. A stage that has
+    concluded without choosing a trial has none: the fastest of many rounds is no finding."""
     if (winner := stage_of(context.stage).winner(context)) is not None:
         return winner
-    if isinstance(context.stage, Equivalence) or context.stage.type in context.study.conclusions:
+    if context.stage.type in context.study.conclusions:
         return None
-    best = best_so_far(context.trials())
+    best = best_so_far(context.stage, context.trials())
     return best.id if best else None
 
 

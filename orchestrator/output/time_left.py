@@ -27,7 +27,7 @@ class SecondsLeft:
     def __str__(self) -> str:
         """Return `40 to 70 s`, `3 to 5 min`, `less than 2 h` and the like."""
         size, unit = next(
-            (size, unit) for size, unit in ((3600, "h"), (60, "min"), (1, "s")) if self.high > size or size == 1
+            (size, unit) for size, unit in ((3600, "h"), (60, "min"), (1, "s")) if self.high > 2 * size or size == 1
         )
         low, high = math.floor(self.low / size), max(1, math.ceil(self.high / size))
         if low == 0:

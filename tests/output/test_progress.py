@@ -111,6 +111,17 @@ def test_the_panel_shows_how_far_a_running_trial_said_it_is(config: StudyConfig,
     assert "trials: 1 waiting, 1 running" in panel(progress)
 
 
+def test_of_splits_of_one_batch_none_is_called_the_best() -> None:
+    config = example_config(stages=[{"type": "equivalence"}, {"type": "train"}])
+    known = Study(config.name)
+    progress = Progress(config, known)
+    for stage, is_named in zip(config.stages, (False, True), strict=True):
+        add_trial(known, config, f"{stage.type}-m4k2")
+        end_trial(known, f"{stage.type}-m4k2", 1.0, {"tokens_per_second": 100.0})
+        progress.stage_began(stage)
+        assert ("best: " in panel(progress)) is is_named
+
+
 def test_a_trial_that_has_said_nothing_yet_is_shown_with_what_it_does_and_for_how_long(
     config: StudyConfig, study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +148,7 @@ def test_the_time_left_is_that_of_the_stage_and_of_the_whole_study(config: Study
     assert left is not None
     assert most is not None
     assert left.low < 60 < left.high < most
-    assert f" so far, less than 2 min left in this stage, at most {seconds_text(most)} left" in panel(progress)
+    assert f" so far, 5 to 115 s left in this stage, at most {seconds_text(most)} left" in panel(progress)
 
 
 def test_until_a_full_run_has_ended_the_time_left_is_what_plan_estimates(config: StudyConfig, study: Study) -> None:
@@ -202,7 +213,8 @@ def test_four_times_in_five_the_range_holds_what_is_left(num_ended: int) -> None
 
 @pytest.mark.parametrize(("low", "high", "text"), [
     (0.0, 0.2, "less than 1 s"), (40, 59, "40 to 59 s"), (31.2, 31.7, "31 to 32 s"), (40, 130, "less than 3 min"),
-    (130, 290, "2 to 5 min"), (3600, 9000, "1 to 3 h"), (7200, 7200, "2 h"),
+    (0, 61, "less than 61 s"),
+    (40, 70, "40 to 70 s"), (55 * 60, 61 * 60, "55 to 61 min"), (130, 290, "2 to 5 min"), (3600, 9000, "1 to 3 h"), (7200, 7201, "2 to 3 h"),
 ])  # fmt: skip
 def test_a_range_of_seconds_in_words(low: float, high: float, text: str) -> None:
     assert str(SecondsLeft(low, high)) == text
