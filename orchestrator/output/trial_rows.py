@@ -21,6 +21,8 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "world_size": config.world_size,
         "effective_batch_size": config.effective_batch_size,
         "activation_checkpointing": str(config.activation_checkpointing),
+        "compile": str(config.compile).lower(),
+        "precision": config.precision,
         "cross_entropy": mode_of(config).cross_entropy,
         "memory_knobs": " ".join(config.memory_knobs),
         "learning_rate": config.learning_rate,

@@ -8,12 +8,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 import batchscout
 from batchscout.orchestrator.output.report.page import render_report
+from batchscout.orchestrator.output.trial_rows import trial_row
+from batchscout.orchestrator.study.state import Study
+from tests.support.example_study import add_trial, example_config
 from tests.support.outcome import GOLDEN, RECORDED
 
 
@@ -111,3 +115,17 @@ def test_help_is_one_screen_and_names_what_a_study_offers() -> None:
         f"study.{name}" in said
         for name in ("best", "trial(", "trials(", "explain(", "figures(", "export(", "recommendation")
     )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"precision": "float32"}, {"compile": "whole"}, {"compile": False}, {"activation_checkpointing": "full"}],
+    ids=str,
+)
+def test_rows_of_trials_that_train_in_other_modes_are_told_apart(changed: dict[str, Any]) -> None:
+    config = example_config(precision="bfloat16")
+    known = Study(config.name)
+    add_trial(known, config, "frontier-a", compile=True)
+    add_trial(known, config, "frontier-b", **{"compile": True} | changed)
+    one, other = ({**trial_row(trial), "trial": ""} for trial in known.trials.values())
+    assert one != other
