@@ -18,7 +18,7 @@ from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.train.foreseen import times_batches
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
-from batchscout.orchestrator.units import training_time_text
+from batchscout.orchestrator.units import number_text, training_time_text
 
 A_FEW_TIMES = 4
 """A prediction for a run that is longer than the study's by no more than this is about as sure as the study's own
@@ -108,7 +108,11 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     hours = runs * seconds * config.world_size / 3600
     if train and config.budget:
         changes["budget.device_hours"] = _hours(config.budget.device_hours + hours)
-    in_all = f"{hours:.2g} device-hours" if config.budget else f"{training_time_text(runs * seconds)} in all"
+    in_all = (
+        f"{number_text(_hours(hours))} device-hours"
+        if config.budget
+        else f"{training_time_text(runs * seconds)} in all"
+    )
     each = f"of {training_time_text(seconds)}" if runs == 1 else f"of {training_time_text(seconds)} each, {in_all}"
     what = f"about {runs} more {'run' if runs == 1 else 'runs'} {each}"
     return ToDecide(what, f"raise {keys}", changes)

@@ -33,7 +33,7 @@ class Scope:
         )
         return (
             f"{'one seed' if self.seeds == 1 else f'{self.seeds} seeds'}, {number_text(self.validation_samples)} validation "
-            f"samples, a run of {number_text(self.sample_budget)} samples, {tried}, {accumulated}"
+            f"sample{'' if self.validation_samples == 1 else 's'}, a run of {number_text(self.sample_budget)} samples, {tried}, {accumulated}"
         )
 
 

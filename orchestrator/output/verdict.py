@@ -284,7 +284,7 @@ def _against_source(config: StudyConfig, study: Study, winner: Trial, change: Ch
     its_own = "a batch that stays" if winner.config.ramp else change.in_words(source.config)
     same = f"without {change.in_words(winner.config)}" if change.model else f"with {its_own}"
     cost = {"time": " after the same training time", "samples": " after the same samples", "target": ""}[judged]
-    return f"it {_ending(ours, target)}, the same run {same} {_ending(theirs, target)}{cost}, which is more than seeds vary"
+    return f"it {_ending(ours, target)}, the same run {same} {_ending(theirs, target)}{cost}; the difference is more than seeds vary"
 
 
 def _against(config: StudyConfig, study: Study, ours: Standing, theirs: Standing) -> str:

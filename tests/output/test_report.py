@@ -583,6 +583,11 @@ def test_the_machines_memory_is_told_as_people_read_it(config: StudyConfig) -> N
     assert machine(None) is None
 
 
+def test_one_sample_is_not_told_as_several(config: StudyConfig) -> None:
+    data = setting(config, Study("s", facts=Facts(num_train_samples=1200, num_val_samples=1)))["data"]
+    assert data == "python_stdlib, 1.2k training samples, 1 validation sample"
+
+
 def test_the_report_names_what_the_study_file_left_open(config: StudyConfig) -> None:
     study = Study("s")
     assert "defaults" not in setting(config, study), "an earlier version did not write which keys were given"

@@ -547,6 +547,7 @@ def test_a_machine_on_which_a_larger_batch_is_no_faster_is_told(
 
 @pytest.mark.parametrize(("scope", "words"), [
     (Scope(1, 64, 1024, (4,), 1), "one seed, 64 validation samples, a run of 1.02k samples, effective batch 4, no accumulation"),
+    (Scope(1, 1, 1024, (4,), 1), "one seed, 1 validation sample, a run of 1.02k samples, effective batch 4, no accumulation"),
     (Scope(3, 256, 32_768, (4, 8, 64), 8),
      "3 seeds, 256 validation samples, a run of 32.8k samples, effective batches 4 to 64, accumulation up to 8"),
 ])  # fmt: skip
@@ -739,6 +740,16 @@ def test_an_open_answer_says_between_what_and_which_command_goes_on() -> None:
         == f"about 7 more runs of 1 min 0 s each, 0.12 device-hours:\nbatchscout run {where} --set stages.train.max_runs=9 --set budget.device_hours=1.12"
     )
     assert open_.answer.next.count("RUN_DIR") == 2, "a recommendation does not know where its study lies"
+
+
+def test_many_device_hours_are_told_as_people_read_them() -> None:
+    long = tuple(
+        replace(run, curve=tuple((600 * seconds, loss) for seconds, loss in run.curve)) for run in (SMALL, LARGE)
+    )
+    found = recommended(*CLOSE, winner=8, found={"regret_time": 0.08}, runs=long, budget={"device_hours": 1000})
+    assert "about 7 more runs of 10 h 0 min each, 70 device-hours" in found.answer.next
+    far = recommended(*CLOSE, winner=8, found={"regret_time": 0.16}, runs=long, budget={"device_hours": 1000})
+    assert re.search(r"each, \d{3} device-hours", far.answer.next)
 
 
 def test_what_further_runs_take_is_told_by_those_that_ran_to_their_end() -> None:

@@ -317,7 +317,7 @@ def test_a_ramp_that_wins_is_recommended_with_its_phases() -> None:
         "Train with micro-batch 8, no accumulation (effective batch 8), activation checkpointing none and learning rate 0.001, "
         "and let the effective batch grow: 16 after 1,365 samples (learning rate 0.00141), 24 after 2,731 samples (learning rate "
         f"0.00173), 32 after 4,096 samples (learning rate 0.002): it ends at val loss {ramp:.3f}, the same run with a batch that "
-        f"stays ends at val loss {chosen:.3f} after the same training time, which is more than seeds vary; for that one, it "
+        f"stays ends at val loss {chosen:.3f} after the same training time; the difference is more than seeds vary; for that one, it "
         "is the only batch that was tried. Measured with 3 seeds, 256 validation samples, a run of 14.4k samples, effective batch "
         "8, accumulation up to 4."
     )

@@ -22,13 +22,11 @@ def setting(config: StudyConfig, study: Study) -> dict[str, str]:
     """Return what is known of model, data, machine, versions and dates, each under its name."""
     facts = study.facts
     told = {
-        "model": _joined(
-            _named(config.model.target, config.model.kwargs), _counted(facts.num_parameters, "parameters")
-        ),
+        "model": _joined(_named(config.model.target, config.model.kwargs), _counted(facts.num_parameters, "parameter")),
         "data": _joined(
             _named(config.data.target, config.data.kwargs),
-            _counted(facts.num_train_samples, "training samples"),
-            _counted(facts.num_val_samples, "validation samples"),
+            _counted(facts.num_train_samples, "training sample"),
+            _counted(facts.num_val_samples, "validation sample"),
         ),
         "machine": _joined(
             _device(facts.device),
@@ -59,7 +57,7 @@ def _joined(*parts: str) -> str:
 
 
 def _counted(count: int | None, what: str) -> str:
-    return "" if count is None else f"{number_text(count)} {what}"
+    return "" if count is None else f"{number_text(count)} {what}{'' if count == 1 else 's'}"
 
 
 def _device(identity: str | None) -> str:
