@@ -25,7 +25,7 @@ from batchscout.orchestrator.output.report.training import RunCurves
 from batchscout.orchestrator.stages.figures import Axis, Figure, Line, Mark, Series
 from batchscout.orchestrator.study.state import Study
 from tests.support.browser import Browser, chromium
-from tests.support.example_study import example_config, example_recommendation, example_study
+from tests.support.example_study import add_trial, end_trial, example_config, example_recommendation, example_study
 from tests.support.outcome import GOLDEN, RECORDED, kept_in
 from tests.support.run_curves import example_curves, snapshot, steps
 
@@ -152,6 +152,22 @@ def test_a_table_sorts_by_numbers_both_ways_and_keeps_what_is_unknown_last(tab: 
         order = "descending" if falls else "ascending"
         assert tab.evaluate("document.querySelector('#grid [aria-sort]').ariaSort") == order
     assert tab.errors == []
+
+
+def test_a_word_in_a_column_of_numbers_is_sorted_as_what_is_unknown(tab: Browser, tmp_path: Path) -> None:
+    config = example_config(stages=[{"type": "throughput"}])
+    known = Study(config.name)
+    for name, scale in (("a", 30.0), ("b", None), ("c", 7.0), ("d", None), ("e", 12.0)):
+        add_trial(known, config, f"throughput-{name}", gradient_accumulation_steps=2)
+        end_trial(known, f"throughput-{name}", 1.0, {"tokens_per_second": 100.0, "noise_scale": scale})
+    file = tmp_path / "report.html"
+    write_report(file, config, known, None)
+    show(tab, file)
+    heads = tab.evaluate("[...document.querySelectorAll('#throughput thead th')].map(one => one.textContent)")
+    (number,) = [place for place, head in enumerate(heads, 1) if head.startswith("noise scale")]
+    for numbers in (["7.0", "12.0", "30.0"], ["30.0", "12.0", "7.0"]):
+        click(tab, f"#throughput thead th:nth-child({number}) button")
+        assert column(tab, heads[number - 1], "#throughput") == [*numbers, "not available", "not available"]
 
 
 def test_a_long_table_is_folded_and_filters_all_its_rows(tab: Browser, many: Path) -> None:

@@ -167,7 +167,6 @@
   function compared(a, b) {
     const [x, y] = [sortKey(a), sortKey(b)]
     if (x !== undefined && y !== undefined) return x - y
-    if (x !== undefined || y !== undefined) return x !== undefined ? -1 : 1 // what is not known comes last
     return a.localeCompare(b, "en", { numeric: true })
   }
 
@@ -222,8 +221,9 @@
       for (const one of this.table.tHead.rows[0].cells) one.removeAttribute("aria-sort")
       head.setAttribute("aria-sort", falls ? "descending" : "ascending")
       const text = (row) => row.texts[number] ?? ""
+      const hasNumbers = this.rows.some((row) => sortKey(text(row)) !== undefined) // a word among them says that there is none
       this.order = (a, b) => {
-        const unknown = [text(a), text(b)].map((t) => t === "-" || t === "")
+        const unknown = [text(a), text(b)].map((t) => t === "-" || t === "" || (hasNumbers && sortKey(t) === undefined))
         if (unknown[0] !== unknown[1]) return unknown[0] ? 1 : -1
         return falls ? compared(text(b), text(a)) : compared(text(a), text(b))
       }
