@@ -418,6 +418,28 @@ def test_a_running_study_s_page_reloads_itself_and_stays_where_it_was(tab: Brows
     assert tab.errors == []
 
 
+def test_a_running_study_s_page_keeps_its_tables_sorted_and_filtered(tab: Browser, tmp_path: Path) -> None:
+    file, (config, known) = tmp_path / "report.html", kept_in(GOLDEN / "every_end")
+    write_report(file, config, known, None, every=None)
+    show(tab, file)
+    trials = column(tab, "trial", "#grid")
+    write_report(file, config, known, None, every=0.5)
+    show(tab, file)
+    click(tab, "#grid thead th:nth-child(1) button")
+    click(tab, "#grid thead th:nth-child(1) button")
+    click(tab, "#grid .filter input")
+    tab.call("Input.insertText", text=trials[0])
+    write_report(file, config, known, None, every=None)
+    tab.evaluate("document.activeElement.blur()")
+    tab.until(
+        "document.documentElement?.dataset.every === undefined && document.querySelector('#grid .filter input') !== null"
+    )
+    assert tab.evaluate("document.querySelector('#grid .filter input').value") == trials[0]
+    assert column(tab, "trial", "#grid") == [trials[0]]
+    assert tab.evaluate("document.querySelector('#grid thead th').ariaSort") == "descending"
+    assert tab.errors == []
+
+
 @pytest.mark.parametrize("run", ["quickstart", "recorded"])
 def test_the_answer_and_the_chart_of_the_choice_are_seen_at_once(run: str, tab: Browser, tmp_path: Path) -> None:
     folder = RECORDED if run == "recorded" else GOLDEN / run

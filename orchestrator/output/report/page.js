@@ -171,7 +171,8 @@
   }
 
   class Table {
-    constructor(table) {
+    // kept: as what and by what it was sorted and filtered on the page before
+    constructor(table, kept) {
       this.table = table
       this.body = table.tBodies[0]
       const data = table.parentElement.querySelector("script.rows")
@@ -182,11 +183,16 @@
       table.parentElement.after(this.more)
       for (const [number, head] of [...table.tHead.rows[0].cells].entries()) {
         const button = node("button", { type: "button", title: "Sort" }, ...head.childNodes)
-        button.addEventListener("click", () => this.sort(number, head))
+        button.addEventListener("click", () => this.sort(number, head, head.getAttribute("aria-sort") === "ascending"))
         head.replaceChildren(button)
+        if (kept && kept.by === head.textContent) this.sort(number, head, kept.falls)
       }
-      if (this.rows.length > 5) this.addFilter()
+      if (this.rows.length > 5) this.addFilter(kept?.words ?? "")
       this.fill()
+    }
+
+    get state() {
+      return { by: this.by, falls: this.falls, words: this.input?.value ?? "" }
     }
 
     written() {
@@ -216,8 +222,8 @@
       return row.made
     }
 
-    sort(number, head) {
-      const falls = head.getAttribute("aria-sort") === "ascending"
+    sort(number, head, falls) {
+      Object.assign(this, { by: head.textContent, falls })
       for (const one of this.table.tHead.rows[0].cells) one.removeAttribute("aria-sort")
       head.setAttribute("aria-sort", falls ? "descending" : "ascending")
       const text = (row) => row.texts[number] ?? ""
@@ -230,12 +236,14 @@
       this.fill()
     }
 
-    addFilter() {
-      const input = node("input", { type: "search", placeholder: "Filter: every word must be in the row" })
+    addFilter(words) {
+      const input = this.input = node("input", { type: "search", value: words, placeholder: "Filter: every word must be in the row" })
       input.setAttribute("aria-label", "Filter the rows")
       this.count = node("span", { className: "muted" })
       this.count.setAttribute("role", "status")
-      input.addEventListener("input", () => { this.words = input.value.toLowerCase().split(/\s+/).filter(Boolean); this.fill() })
+      const look = () => { this.words = input.value.toLowerCase().split(/\s+/).filter(Boolean) }
+      look()
+      input.addEventListener("input", () => { look(); this.fill() })
       this.table.parentElement.before(node("p", { className: "filter" }, input, " ", this.count))
     }
 
@@ -278,17 +286,18 @@
     })
   }
 
-  // --- While the study runs: the newest page, at the same place, with the same parts open.
+  // --- While the study runs: the newest page, at the same place, with the same parts open and its tables sorted and filtered alike.
+
+  const kept = JSON.parse(storage?.getItem(location.pathname) ?? "null"), tables = { ...kept?.tables } // by their sections
+  storage?.removeItem(location.pathname)
 
   const foldable = () => [...document.querySelectorAll("details:not(.values)")]
 
   function remember() {
-    storage?.setItem(location.pathname, JSON.stringify({ y: scrollY, open: foldable().map((one) => one.open) }))
+    storage?.setItem(location.pathname, JSON.stringify({ y: scrollY, open: foldable().map((one) => one.open), tables: Object.fromEntries(Object.entries(tables).map(([name, one]) => [name, one.state ?? one])) }))
   }
 
   function goBack() {
-    const kept = JSON.parse(storage?.getItem(location.pathname) ?? "null")
-    storage?.removeItem(location.pathname)
     if (!kept) return
     const parts = foldable()
     if (parts.length === kept.open.length) parts.forEach((one, number) => { one.open = kept.open[number] })
@@ -307,9 +316,10 @@
   document.documentElement.classList.add("script")
   for (const figure of document.querySelectorAll("figure.chart")) new Chart(figure)
   for (const table of document.querySelectorAll("table.sortable")) {
-    const fold = table.closest("details")
-    if (!fold || fold.open) new Table(table)
-    else fold.addEventListener("toggle", () => new Table(table), { once: true })
+    const fold = table.closest("details"), name = table.closest("section")?.id
+    const make = () => { tables[name] = new Table(table, tables[name]) }
+    if (!fold || fold.open) make()
+    else fold.addEventListener("toggle", make, { once: true })
   }
   for (const button of document.querySelectorAll("[data-copies]")) addCopying(button)
   goBack()
