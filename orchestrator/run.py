@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -73,7 +73,7 @@ from batchscout.orchestrator.signals import (
 )
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.study.events import ClusterReady, FactsRead, RunBegan, noticed
+from batchscout.orchestrator.study.events import ClusterReady, FactsRead, RunBegan, RunStopped, noticed
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal, Vanished
 from batchscout.orchestrator.study.reuse import Measurements, identity
@@ -190,7 +190,8 @@ def _run(config: StudyConfig, run_dir: Path, stored: StoredStudy | None, options
                 for notice in notices:
                     progress.noticed(None, notice)
                 driver = Driver(config, run_dir, journal, progress, token, options)
-                trackers = _run_stages(driver, address)
+                with _told_when_it_stops(journal):
+                    trackers = _run_stages(driver, address)
         except (Halted, StorageLost) as error:
             remedy = (
                 "" if isinstance(error, Vanished) else ". Nothing is lost: fix that, and run the same command again"
@@ -289,6 +290,19 @@ def _begin(
 def _begins(study: Study) -> bool:
     """True where nothing has been measured yet: what the study file names may have been mended."""
     return not study.trials or study.begins_again
+
+
+@contextlib.contextmanager
+def _told_when_it_stops(journal: Journal) -> Iterator[None]:
+    """Journal it if the block ends before the study: what runs has held its lane until then."""
+    try:
+        yield
+    except BaseException:
+        if journal.published is not None:
+            journal.published.store.expect_no_answers()
+        with contextlib.suppress(Halted):  # then it counts up to the last line that could be written
+            journal.append(RunStopped())
+        raise
 
 
 def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:

@@ -75,6 +75,12 @@ class RunBegan(_Event):
     """The options of the command that say on which cluster it runs the study: whoever goes on with it types them again."""
 
 
+class RunStopped(_Event):
+    """A driver stopped in order: what it leaves running holds no lane from here on. One that is killed writes no such line."""
+
+    kind: Literal["run_stopped"] = "run_stopped"
+
+
 class ClusterReady(_Event):
     kind: Literal["cluster_ready"] = "cluster_ready"
     token: str
@@ -233,6 +239,7 @@ TrialEvent = Started | Evaluated | Paused | Promoted | Interrupted | Ended
 
 Event = (
     RunBegan
+    | RunStopped
     | ClusterReady
     | LanesChanged
     | FactsRead

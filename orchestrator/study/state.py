@@ -30,6 +30,7 @@ from batchscout.orchestrator.study.events import (
     Reopened,
     Retried,
     RunBegan,
+    RunStopped,
     StageBegan,
     Started,
     TrialEvent,
@@ -99,6 +100,8 @@ class Study:
     """The time of the first event, in seconds since 1970; None before there is one."""
     last: float | None = field(default=None, init=False, compare=False)
     """The time of the last event."""
+    _heard: float = field(default=0.0, init=False, compare=False)
+    """The time of the last event of a trial: the next driver may write of other things before it takes the study up."""
     num_events: int = field(default=0, init=False, compare=False)
     """How many events were applied so far. While it stays the same, so does whatever is computed from the study."""
 
@@ -177,6 +180,8 @@ class Study:
         """Take in one event. An event that was applied before changes nothing."""
         self.num_events += 1
         self._take_in(event)
+        if isinstance(event, TrialEvent):
+            self._heard = event.time
         self.began = event.time if self.began is None else self.began
         self.last = event.time
 
@@ -186,9 +191,12 @@ class Study:
                 self.tokens.add(event.token)
                 self.given, self.told = self.given or event.given, self.told or event.told
                 self.cluster_options = event.cluster_options
-                for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:
-                    self._put(replace(_freed(trial, self.last, lost=True), state=TrialState.WAITING))
+                for trial in self._left_running(self._heard):
+                    self._put(replace(trial, state=TrialState.WAITING))
                 self._close_lanes(event.time)
+            case RunStopped():
+                for trial in self._left_running(event.time):
+                    self._put(trial)
             case LanesChanged():
                 if event not in self.lanes[-1:]:
                     self.lanes.append(event)
@@ -219,6 +227,16 @@ class Study:
                 trial = self.trials[event.id]
                 if not trial.state.ended:  # what has ended never changes again
                     self._put(changed(trial, event))
+
+    def _left_running(self, time: float) -> list[Trial]:
+        """Return the trials that a driver left running, without their lanes from that time on, and with what they had held them for: no event of
+        theirs will tell that."""
+        found = []
+        for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:
+            freed = _freed(trial, time, lost=True)
+            held = 0.0 if freed is trial else max(0.0, time - trial.holds[-1].began)
+            found.append(replace(freed, seconds=trial.seconds + held))
+        return found
 
     def _propose(self, event: Proposed) -> None:
         """Add the trial that a stage wants: the one that it has wanted before, if that is the same run."""

@@ -55,7 +55,7 @@ class Hold:
     ended: float | None = None
     """None while it runs."""
     lost: bool = False
-    """True if it ended because the lane or the driver did; a driver that dies leaves no time, so that is the last one known."""
+    """True if it ended because the lane or the driver did; a driver that is killed leaves no time, so that is the last one known."""
     lane: HeldLane | None = None
     """The lane that it spoke from last; None before it has spoken, and in journals that do not tell."""
 

@@ -17,7 +17,19 @@ from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.findings import Findings
 from batchscout.orchestrator.stages.train import TrainFindings
 from batchscout.orchestrator.study.causes import Cause
-from batchscout.orchestrator.study.events import Concluded, Reopened, RunBegan, StageBegan
+from batchscout.orchestrator.study.events import (
+    Concluded,
+    Ended,
+    Evaluated,
+    FactsRead,
+    Reopened,
+    RunBegan,
+    RunStopped,
+    StageBegan,
+    Started,
+    proposed,
+)
+from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import PLANNED_RATE, Proposal, TrialState
@@ -124,6 +136,31 @@ def test_a_study_that_goes_on_counts_what_was_spent_before(tmp_path: Path) -> No
         director.advance()
         assert director.next_trial() is None
         assert director.is_finished()
+
+
+def test_what_ran_when_its_driver_ended_has_spent_what_it_held_its_lane_for() -> None:
+    """A driver that stops in order says when; of one that is killed the last line of a trial tells how long it lived at least."""
+    config = study_of(stages=[{"type": "train"}], budget={"device_hours": 1})
+    study = Study(config.name)
+    context = StageContext(config.stages[0], config, study)
+    run = context.trial(context.split(4, 1), None, sample_budget=1000)
+    for event in (
+        RunBegan(token="first", time=0),
+        proposed(Proposal("a", "train", run, candidate="a")),
+        Started(id="a", time=10),
+        RunStopped(time=1010),
+        RunStopped(time=1012),
+        RunBegan(token="second", time=100_000),
+        Started(id="a", time=100_010),
+        Evaluated(id="a", time=100_510, metrics={"samples_seen": 500}),
+        FactsRead(facts=Facts(), time=199_990),
+        RunBegan(token="third", time=200_000),
+        Started(id="a", time=200_010),
+        Ended(id="a", time=200_040, state=TrialState.COMPLETE, cause=None, reason="", metrics={}, seconds=30),
+    ):
+        study.apply(event)
+    assert study.lane_seconds == study.trials["a"].seconds == 1000 + 500 + 30
+    assert Spending(config, study, lambda: 0.0).left() == 3600 - 1530
 
 
 def test_two_ranks_spend_it_twice_as_fast(tmp_path: Path) -> None:

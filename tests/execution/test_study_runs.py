@@ -181,3 +181,4 @@ def test_an_interrupt_that_tune_swallowed_concludes_nothing(tmp_path: Path, monk
     ran = run(tmp_path, stages=grid())
     assert ran.ending.exit_code == 130
     assert not ran.study.conclusions
+    assert ran.kinds()[-1] == "run_stopped", "else nobody knows how long what ran has held its lane"
