@@ -327,7 +327,8 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
         _share_host_memory(driver, shape)
         _read_device_peaks(driver, shape, is_local=address is None)
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
-        workplace = Workplace(run_dir / ".ray", environment, Path.cwd() if address is None else None, marker)
+        place, code = (Path.cwd(), journal.study.facts.code or {}) if address is None else (None, {})
+        workplace = Workplace(run_dir / ".ray", environment, place, code, marker)
         silence, measured_on = config.kill.max_silent_seconds, journal.study.facts.measured_on
         with open_lanes(shape, workplace, say, silence, measured_on, resources) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))

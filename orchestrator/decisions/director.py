@@ -299,7 +299,7 @@ class Director:
                 pass  # it was told to stop: its state is journaled already, or it waits to go on
             case "interrupted":
                 self._on_interrupted(trial.id, message.reason)
-            case "no_lane" | "no_storage":
+            case "no_lane" | "no_storage" | "other_code":
                 self._halted = message.reason
             case "complete":
                 self._on_complete(trial.id, message)

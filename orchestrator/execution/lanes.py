@@ -53,6 +53,8 @@ class Workplace:
     """Of their processes, beside what these inherit."""
     working_directory: Path | None = None
     """Of the user's code; None: the copy of the driver's that Ray has shipped."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Digests of that code as the driver found it, where it may change under the study: Ray's copy does not."""
     marker: RunMarker | None = None
     """What a rank must see to run anything; None: it sees what the driver sees."""
 
@@ -232,6 +234,7 @@ class _LaneKeeper:
                 "lane": self.lane,
                 "working_directory": workplace.working_directory,
                 "marker": workplace.marker,
+                "code": workplace.code,
             },
             backend_config=Ranks("nccl" if shape.use_gpu else "gloo"),
             scaling_config=ScalingConfig(

@@ -15,8 +15,8 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from batchscout.orchestrator.execution import process_endings
 from batchscout.orchestrator.execution.dispatcher import DispatcherHandle, crash_log
 from batchscout.orchestrator.execution.ray_private.cluster import is_draining
 from batchscout.orchestrator.execution.termination import is_told_to_end
+from batchscout.orchestrator.study.inputs import import_paths
 from batchscout.orchestrator.study.messages import Assignment, Device, Host, Message
 from batchscout.orchestrator.study.storage.marker import RunMarker, is_seen
 from batchscout.orchestrator.study.storage.stored_trials import Publication
@@ -65,6 +66,8 @@ class Place:
     rank: int
     marker: RunMarker | None = None
     """What it can read where it sees the run directory; None: every rank sees it."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the user's code, by which trials compare; none of code that cannot change meanwhile."""
 
     def introduce(self) -> None:
         host = _host(sees_run_directory=self.marker is None or is_seen(self.marker))
@@ -95,7 +98,7 @@ class Place:
 
 def serve(told: dict[str, Any]) -> None:
     """Run assignments until there are no more, on one rank of a lane."""
-    place = Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank(), told["marker"])
+    place = Place(told["dispatcher"], told["lane"], train.get_context().get_world_rank(), told["marker"], told["code"])
     if told["working_directory"] is not None:
         os.chdir(told["working_directory"])
     adopt_orphans()  # before a user's code starts any: Ray ends only what is in a rank's own process group
@@ -234,6 +237,12 @@ def run_trial(assignment: Assignment, place: Place) -> tuple[Message | None, boo
     from batchscout.trainers.loop import train as train_one
 
     config = TrialConfig.model_validate_json(assignment.config_json)
+    if changed := _changed_code(config, place.code):
+        reason = (
+            f"{changed} changed while this study ran, and trials of old and new code do not compare; take the change back, or add "
+            "--keep-finished to go on with both"
+        )
+        return Message(outcome="other_code", reason=reason), config.world_size == 1
     try:
         assignment = _on_this_machine(assignment, config, place.rank)
         reporter = Reporter(place.dispatcher, assignment)
@@ -265,6 +274,15 @@ def run_trial(assignment: Assignment, place: Place) -> tuple[Message | None, boo
     if assignment.stored is not None:
         assignment.stored.leave(assignment.trial_id)
     return replace(reporter.last_message, outcome="stopped" if answer == "stop" else "complete"), True
+
+
+def _changed_code(config: TrialConfig, before: Mapping[str, str]) -> str:
+    """Return the names of the user's modules that this process is to run in place of what the driver found; empty where there are none. A
+    process that has run a trial goes on with what it imported then."""
+    from batchscout.trainers.checkpoints.made_with import code_when_first_asked
+
+    now = code_when_first_asked(tuple(import_paths(config)))
+    return ", ".join(name for name, digest in now.items() if before.get(name, digest) != digest)
 
 
 @contextlib.contextmanager

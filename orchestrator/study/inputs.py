@@ -10,6 +10,7 @@ from pathlib import Path
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.placeholders import leaves
+from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.criteria import import_path
 from batchscout.trainers.files import own_file
 from batchscout.trainers.user_code import import_path_of, script_file
@@ -24,8 +25,8 @@ def data_files_of(config: StudyConfig) -> dict[str, str]:
     return {key: _digest(Path(text)) for key, text in texts if Path(text).is_file()}
 
 
-def import_paths(config: StudyConfig) -> list[str | None]:
-    """Return what the study file names in code: import paths, and built-in names among them."""
+def import_paths(config: StudyConfig | TrialConfig) -> list[str | None]:
+    """Return what a study or a trial names in code: import paths, and built-in names among them."""
     optimizer = config.optimizer
     made = [import_path_of(one.target, one.kwargs) for one in (config.model, config.data)]
     targets = [*made, import_path(config.loss)]

@@ -12,10 +12,12 @@ from batchscout.trainers.notices import Notice
 from batchscout.trainers.report import Known
 from batchscout.trainers.step_log import Step
 
-Outcome = Literal["complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_storage"]
-"""How a trial's hold on its lane ended. Three outcomes say nothing about the trial itself: its machine was taken away
-(`interrupted`), no lane is left to run it (`no_lane`), or storage refused to save it or to give it its data
-(`no_storage`)."""
+Outcome = Literal[
+    "complete", "stopped", "interrupted", "out_of_memory", "failed", "no_lane", "no_storage", "other_code"
+]
+"""How a trial's hold on its lane ended. Four outcomes say nothing about the trial itself: its machine was taken away
+(`interrupted`), no lane is left to run it (`no_lane`), storage refused to save it or to give it its data
+(`no_storage`), or the user's code is no longer that of the trials before it (`other_code`)."""
 
 Blame = Literal["trial", "memory", "machine"]
 """What a lane's processes died of: the trial that they ran, the memory of their host running out, or the loss of their

@@ -796,7 +796,7 @@ def test_in_the_frontier_one_mode_may_fail_where_another_runs(tmp_path: Path) ->
 # A study that cannot go on
 
 
-@pytest.mark.parametrize("outcome", ["no_lane", "no_storage"])
+@pytest.mark.parametrize("outcome", ["no_lane", "no_storage", "other_code"])
 def test_without_a_lane_or_room_on_the_disk_the_study_halts_and_its_trials_wait(tmp_path: Path, outcome: Any) -> None:
     with Journal(tmp_path / "journal.jsonl", "played") as journal:
         director = director_of(RATES, journal, "grid")

@@ -8,8 +8,9 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -32,8 +33,10 @@ from batchscout.orchestrator.execution.ranks import (
 )
 from batchscout.orchestrator.study.messages import Assignment, Message
 from batchscout.trainers import loop
+from batchscout.trainers.checkpoints.made_with import code_when_first_asked
 from batchscout.trainers.device.host_memory import HostMemory
 from batchscout.trainers.files import StorageLost
+from batchscout.trainers.user_code import code_of
 from tests.support import tiny
 from tests.support.silent_place import SilentPlace
 from tests.support.studies import tiny_study
@@ -60,10 +63,10 @@ def test_the_traceback_of_an_exception_of_50_mb_keeps_its_beginning_and_its_end(
     assert kept.rstrip().endswith("xxx and ended")
 
 
-def of_rank_0(directory: Path, **changes: Any) -> tuple[Message, bool]:
+def of_rank_0(directory: Path, code: Mapping[str, str] = MappingProxyType({}), **changes: Any) -> tuple[Message, bool]:
     """What it says of a trial last, and whether its process may go on."""
     assignment = Assignment("grid-a", tiny.config(**changes).model_dump_json(), str(directory), token="t")
-    said, may_go_on = run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0))
+    said, may_go_on = run_trial(assignment, SilentPlace(dispatcher=None, lane="lane", rank=0, code=code))
     assert said is not None
     return said, may_go_on
 
@@ -207,6 +210,28 @@ def test_a_trial_is_not_to_blame_for_storage(tmp_path: Path) -> None:
     assert failed.reason == "the storage failed under grid-a: [Errno 5] Input/output error"
     absent = last_word(tmp_path, data={"target": f"{__name__}:data_that_is_not_there"})
     assert absent.outcome == "failed", "a wrong path is the user's"
+
+
+def test_a_new_process_runs_no_code_but_that_which_the_study_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has run a trial goes on with what it has imported; a comment is no code."""
+    (file := tmp_path / "my_data.py").write_text("from tests.support.tiny import data\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found, keys = code_of(["my_data:data"]), {"data": {"target": "my_data:data"}, "sample_budget": 8}
+    code_when_first_asked.cache_clear()
+    assert of_rank_0(tmp_path / "a", found, **keys)[0].outcome == "complete"
+    file.write_text("from tests.support.tiny import data  # of the tests\n\nDROPOUT = 0.1\n")
+    assert of_rank_0(tmp_path / "b", found, **keys)[0].outcome == "complete"
+    code_when_first_asked.cache_clear()
+    said, may_go_on = of_rank_0(tmp_path / "c", found, **keys)
+    assert (said.outcome, may_go_on) == ("other_code", True)
+    assert said.reason.startswith(
+        "my_data.py changed while this study ran, and trials of old and new code do not compare"
+    )
+    file.write_text("from tests.support.tiny import data  # of the tests\n")
+    code_when_first_asked.cache_clear()
+    assert of_rank_0(tmp_path / "d", found, **keys)[0].outcome == "complete"
 
 
 def data_that_gives_up() -> None:
