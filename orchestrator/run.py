@@ -52,7 +52,7 @@ from batchscout.orchestrator.execution.session import (
     ray_cluster,
     rays_of_users_ended,
     reachable_address,
-    refuse_cpus_in_place_of_gpus,
+    refuse_other_devices,
     refuse_too_many_nodes,
     wait_for_nodes,
 )
@@ -92,7 +92,7 @@ from batchscout.orchestrator.study.storage.stored_study import StoredStudy
 from batchscout.orchestrator.study.trial import TrialState
 from batchscout.orchestrator.terminal import printable
 from batchscout.orchestrator.units import bytes_text, counted
-from batchscout.trainers.config import left_as_it_is
+from batchscout.trainers.config import DevicePeak, Precision, left_as_it_is
 from batchscout.trainers.data.cache import cache_directory
 from batchscout.trainers.device import cgroup
 from batchscout.trainers.files import StorageLost, naming_the_disk
@@ -324,15 +324,15 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
         resources = _look_at_cluster(driver, is_local=address is None)
         shape = resources.shape
         marker = None if address is None else _marker(driver, resources)
-        _share_host_memory(driver, shape)
-        _read_device_peaks(driver, shape, is_local=address is None)
+        read = Facts(memory_limit_bytes=_share_of_host_memory(driver, shape), device_kind=resources.choice.kind)
+        read = replace(read, device_peaks=_device_peaks(driver, shape, is_local=address is None))
         environment = lane_environment(shape, is_local=address is None, deterministic=config.deterministic)
         place, code = (Path.cwd(), journal.study.facts.code or {}) if address is None else (None, {})
         workplace = Workplace(run_dir / ".ray", environment, place, code, marker)
         silence, measured_on = config.kill.max_silent_seconds, journal.study.facts.measured_on
         with open_lanes(shape, workplace, say, silence, measured_on, resources) as lanes:
             journal.append(ClusterReady(token=driver.token, seconds=time.monotonic() - started))
-            _read_machine(driver, lanes)
+            _journal_machine(driver, lanes, read)
             for change in lanes.fleet.changes() if lanes.fleet is not None else ():  # while no stage ran
                 journal.append(change)
             for stage in config.stages:
@@ -384,7 +384,7 @@ def _look_at_cluster(driver: Driver, *, is_local: bool) -> ClusterResources:
     choice = _choose_nodes(driver, scaler)
     refuse_too_many_nodes(scaler, choice, len(nodes_now()), driver.options.min_nodes)
     measured_on = driver.journal.study.facts.measured_on
-    refuse_cpus_in_place_of_gpus(choice, scaler, len(nodes_now()), driver.options.min_nodes, measured_on)
+    refuse_other_devices(choice, scaler, len(nodes_now()), driver.options.min_nodes, measured_on)
     shape, placement = lane_shape(driver.config, choice), driver.config.placement
     asker = start_asker() if isinstance(scaler, MayStart) else None
     resources = ClusterResources(shape, choice, placement.idle_release_seconds, asker)
@@ -402,62 +402,62 @@ def _marker(driver: Driver, resources: ClusterResources) -> RunMarker | None:
 
 
 def _choose_nodes(driver: Driver, scaler: Autoscaler) -> Choice:
-    """Return the nodes that have the kind of device which the study runs on, and journal that kind. The study goes on with it."""
+    """Return the nodes that have the kind of device which the study runs on. It goes on with that kind."""
     study, named, there = driver.journal.study, driver.config.placement.device, nodes_now()
     may_be = at_most(there, scaler) if isinstance(scaler, MayStart) else there
     choice = chosen_nodes(may_be, named, study.facts.device_kind if study.trials else None)
-    if choice.kind not in (None, study.facts.device_kind):
-        driver.journal.append(FactsRead(facts=Facts(device_kind=choice.kind)))
     if choice.idle:
         _tell(driver, Notice(NoticeKind.IDLE_NODES, choice.said()))
     return choice
 
 
-def _share_host_memory(driver: Driver, shape: LaneShape) -> None:
-    """Journal an equal share of this host's memory as the limit of every CPU rank, once, if the study file has no limit. Raises ValueError
-    where there are more ranks by now than the host can give as much."""
+def _share_of_host_memory(driver: Driver, shape: LaneShape) -> int | None:
+    """Return an equal share of this host's memory as the limit of every CPU rank, if the study file has none and the study has not begun with
+    one; None where there is nothing to journal. Raises ValueError where there are more ranks by now than the host can give as much."""
     limit, num_ranks = driver.journal.study.facts.memory_limit_bytes, shape.num_ranks
     if driver.config.memory_limit is not None or shape.use_gpu:
-        return
+        return None
     if limit is None:
-        share = preflight.available_memory_bytes() // num_ranks
-        driver.journal.append(FactsRead(facts=Facts(memory_limit_bytes=share)))
-    elif limit * num_ranks > (whole := cgroup.whole_bytes()):
+        return preflight.available_memory_bytes() // num_ranks
+    if limit * num_ranks > (whole := cgroup.whole_bytes()):
         raise ValueError(
             f"this study began with {bytes_text(limit)} for each rank, and {num_ranks} ranks of it are more than this host has "
             f"({bytes_text(whole)}); go on with as many lanes as it began with, or choose another --dir"
         )
+    return None
 
 
-def _read_device_peaks(driver: Driver, shape: LaneShape, *, is_local: bool) -> None:
-    """Journal once what a rank's device can compute: each lane would measure something else."""
-    if driver.journal.study.facts.device_peaks is None:
-        driver.progress.say("reading what the device can compute")
-        peaks = device_peaks(shape, precisions(driver.config), is_local=is_local, allow_tf32=driver.config.allow_tf32)
-        if peaks is None:
-            driver.progress.say("the cluster did not report what its devices can compute: each trial measures its own")
-        driver.journal.append(FactsRead(facts=Facts(device_peaks=peaks)))
+def _device_peaks(driver: Driver, shape: LaneShape, *, is_local: bool) -> dict[Precision, DevicePeak] | None:
+    """Return what a rank's device can compute: each lane would measure something else. None where the study knows it, or nobody tells it."""
+    if driver.journal.study.facts.device_peaks is not None:
+        return None
+    driver.progress.say("reading what the device can compute")
+    peaks = device_peaks(shape, precisions(driver.config), is_local=is_local, allow_tf32=driver.config.allow_tf32)
+    if peaks is None:
+        driver.progress.say("the cluster did not report what its devices can compute: each trial measures its own")
+    return peaks
 
 
-def _read_machine(driver: Driver, lanes: Lanes) -> None:
-    """Journal once on what the study is run, and with which versions, for whoever reads its report; say later where that of the trials so far
-    is another by now."""
+def _journal_machine(driver: Driver, lanes: Lanes, read: Facts) -> None:
+    """Journal on what the study is run, and with which versions, once a lane has shown that it runs there: what a start in vain has read of
+    the machine may be what was amiss with it. Say where that of the trials so far is another by now."""
     numbers = {library: version(library) for library in ("batchscout", "torch", "ray")}
     study, first = driver.journal.study, lanes.first(driver.journal.raise_if_lost)
-    if study.facts.versions is None:
+    if study.facts.versions is None or not any(one.state.ended or one.history for one in study.trials.values()):
         versions = {"python": platform.python_version(), **numbers}
-        facts = Facts(device=first.device or None, measured_on=first.hardware, versions=versions)
-        driver.journal.append(FactsRead(facts=facts))
-    elif any(trial.state.ended for trial in study.trials.values()):
+        read = replace(read, device=first.device, measured_on=first.hardware, versions=versions)
+    else:
         for told in measured_elsewhere(study.facts, numbers["torch"], first.device):
             _tell(driver, Notice(NoticeKind.KEPT_TRIALS, told))
+    if study.facts.updated(read) != study.facts:
+        driver.journal.append(FactsRead(facts=read))
 
 
 def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     """Return what earlier studies measured on the device that this one's lanes have."""
     first = lanes.first(driver.journal.raise_if_lost)
     shared = identity(driver.config, driver.journal.study.facts, first)
-    file, take_none = cache_directory() / "measurements.jsonl", driver.options.remeasure or not first.device
+    file, take_none = cache_directory() / "measurements.jsonl", driver.options.remeasure
     with heard_by(functools.partial(_tell, driver)):
         published = driver.journal.published
         where = str(published.store) if published is not None else str(driver.run_dir)

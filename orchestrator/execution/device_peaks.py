@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from batchscout.orchestrator.execution.group import require_cuda
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
 from batchscout.trainers.config import DevicePeak, Precision
 
@@ -27,7 +28,7 @@ def device_peaks(
         return _with_threads(shape.cpus_per_rank, wanted)
     room = {"num_cpus": shape.cpus_per_rank, "num_gpus": int(shape.use_gpu), "resources": shape.of_its_kind}
     measure = ray.remote(**room, max_calls=1)(_peaks_here)
-    answer = measure.remote(wanted, allow_tf32)
+    answer = measure.remote(wanted, allow_tf32, on_gpu=shape.use_gpu)
     try:
         return ray.get(answer, timeout=SECONDS_TO_MEASURE)
     except GetTimeoutError:
@@ -49,7 +50,9 @@ def _with_threads(num_threads: int, precisions: list[Precision]) -> dict[Precisi
         torch.set_num_threads(before)
 
 
-def _peaks_here(precisions: list[Precision], allow_tf32: bool) -> dict[Precision, DevicePeak]:
+def _peaks_here(precisions: list[Precision], allow_tf32: bool, *, on_gpu: bool = False) -> dict[Precision, DevicePeak]:
+    if on_gpu:
+        require_cuda()  # else these would be its host's
     from batchscout.trainers.device import device_peak
     from batchscout.trainers.device.device import pick_device
 

@@ -657,7 +657,7 @@ class Dispatcher:
             trial.deliver(
                 Message(
                     outcome="no_lane",
-                    reason=f"every lane has failed, the last one because {last}; mend that, and run the same command again",
+                    reason=f"every lane has failed, the last one because {last}",
                 )
             )
 

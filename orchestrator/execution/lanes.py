@@ -70,18 +70,22 @@ class Lanes:
     """What opens and releases them, where nodes come and go; None: they are all open from the beginning."""
 
     def first(self, meanwhile: Callable[[], object] = lambda: None) -> FirstLane:
-        """Wait for the first lane, and return what it runs on. meanwhile: is called again and again until it is there."""
+        """Wait for the first lane, and return what it runs on. meanwhile: is called again and again until it is there. Raises Halted where
+        none comes up."""
         answer = self.dispatcher.first_lane.remote()
         while not ray.wait([answer], timeout=SECONDS_BETWEEN_LOOKS)[0]:
             meanwhile()
         try:
-            return ray.get(answer)
+            first: FirstLane = ray.get(answer)
         except OutOfMemoryError as error:
             most = os.environ.get(_MOST_USED, "by default 0.95")
             raise Halted(
                 f"Ray ends processes where more of a node's memory is used than {_MOST_USED} says ({most}), and has ended the one "
                 f"that hands out trials: {cause_of(error)}"
             ) from error
+        if not first.device:
+            raise Halted(f"every lane has failed, the last one because {self.given_up()[-1]}")
+        return first
 
     def given_up(self) -> list[str]:
         """Return why lanes were given up so far."""

@@ -265,12 +265,17 @@ def refuse_too_many_nodes(scaler: Autoscaler, choice: Choice, num_nodes: int, mi
         )
 
 
-def refuse_cpus_in_place_of_gpus(
+def refuse_other_devices(
     choice: Choice, scaler: Autoscaler, num_nodes: int, min_nodes: int, measured_on: Device | None
 ) -> None:
-    """Raise ValueError where trials would run on CPUs, and the study has measured on GPUs, or an autoscaler of which nobody knows what it
-    may start could bring some."""
+    """Raise ValueError where the study has measured on CPUs and trials would run on GPUs, or the other way round, or where they would run
+    on CPUs and an autoscaler of which nobody knows what it may start could bring GPUs."""
     if choice.on_gpus:
+        if measured_on is not None and not measured_on.is_gpu:
+            raise ValueError(
+                f"this study has measured on CPUs ({measured_on}), and now there are GPUs: {ONE_KIND}; hide them (CUDA_VISIBLE_DEVICES= "
+                "before the command; on a cluster, start Ray with --num-gpus=0), or begin another study on them with --dir"
+            )
         return
     cpus = counted(sum(node.num_cpus for node in choice.nodes), "CPU")
     if measured_on is not None and measured_on.is_gpu:

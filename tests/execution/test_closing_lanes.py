@@ -10,6 +10,7 @@ import pytest
 
 from batchscout.orchestrator.execution import lanes
 from batchscout.orchestrator.execution.nodes.placement import LaneShape
+from batchscout.orchestrator.study.messages import FirstLane
 from batchscout.orchestrator.study.state import Halted
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -53,3 +54,19 @@ def test_whoever_waits_for_a_lane_that_finds_no_room_hears_that_the_study_is_los
 
     with lanes.open_lanes(shape, lanes.Workplace(tmp_path), print) as opened, pytest.raises(Halted):
         opened.first(raise_if_lost)
+
+
+def test_a_study_none_of_whose_lanes_comes_up_stops_before_it_has_read_or_proposed_anything() -> None:
+    """What it would read of the machine may be what was amiss with it, and holds for all that follows."""
+    import ray
+
+    class GivenUp:
+        def first_lane(self) -> FirstLane:
+            return FirstLane()
+
+        def given_up(self) -> list[str]:
+            return ["another cause", "torch can use no GPU there"]
+
+    dispatcher = ray.remote(GivenUp).options(num_cpus=0).remote()
+    with pytest.raises(Halted, match=r"every lane has failed, the last one because torch can use no GPU there$"):
+        lanes.Lanes(dispatcher, "of no relay").first()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+import ray
 import torch
 
 from batchscout.orchestrator.execution.device_peaks import device_peaks
@@ -24,3 +28,17 @@ def test_a_process_of_the_cluster_measures_what_this_host_cannot_know(ray_cluste
     peaks = device_peaks(SHAPE, ["float32"], is_local=False)
     assert peaks is not None
     assert peaks["float32"].flops_per_second > 1e8
+
+
+@pytest.mark.ray
+def test_where_torch_can_use_no_gpu_that_ray_has_its_hosts_peak_is_not_taken_for_the_gpus(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote: Any = ray.remote
+
+    def without_gpus(**room: Any) -> Any:
+        return remote(**room | {"num_gpus": 0})  # this machine may have none to ask for
+
+    monkeypatch.setattr(ray, "remote", without_gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_peaks(replace(SHAPE, use_gpu=True), ["float32"], is_local=True) is None

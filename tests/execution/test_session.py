@@ -32,7 +32,7 @@ from batchscout.orchestrator.execution.session import (
     allocator_environment,
     lane_environment,
     reachable_address,
-    refuse_cpus_in_place_of_gpus,
+    refuse_other_devices,
     refuse_too_many_nodes,
     start_ray,
     worker_environment,
@@ -240,17 +240,22 @@ def test_no_study_runs_on_cpus_where_an_autoscaler_that_nobody_sees_may_have_gpu
         "keep the nodes that the study is to run on (minReplicas), and give --min-nodes their number and one more for the head"
     )
     with pytest.raises(ValueError, match=re.escape(said)):
-        refuse_cpus_in_place_of_gpus(CPUS, Unreadable(), 3, min_nodes, None)
+        refuse_other_devices(CPUS, Unreadable(), 3, min_nodes, None)
 
 
 def test_a_study_runs_on_the_cpus_that_it_was_told_to_wait_for_and_on_those_of_a_cluster_that_stays_as_it_is() -> None:
-    refuse_cpus_in_place_of_gpus(CPUS, Unreadable(), 3, 3, None)
-    refuse_cpus_in_place_of_gpus(CPUS, NoAutoscaler(), 3, 1, None)
-    refuse_cpus_in_place_of_gpus(Choice((Node("a", 8, 1),)), Unreadable(), 3, 1, L4)
+    refuse_other_devices(CPUS, Unreadable(), 3, 3, None)
+    refuse_other_devices(CPUS, NoAutoscaler(), 3, 1, None)
+    refuse_other_devices(Choice((Node("a", 8, 1),)), Unreadable(), 3, 1, L4)
 
 
 def test_what_has_measured_on_gpus_goes_on_on_no_cpus() -> None:
     said = "this study has measured on NVIDIA L4 (22 GiB), and the cluster has 16 CPUs and no GPU now"
     with pytest.raises(ValueError, match=re.escape(said)):
-        refuse_cpus_in_place_of_gpus(CPUS, NoAutoscaler(), 3, 3, L4)
-    refuse_cpus_in_place_of_gpus(CPUS, NoAutoscaler(), 3, 3, Device("a CPU", 1 << 30))
+        refuse_other_devices(CPUS, NoAutoscaler(), 3, 3, L4)
+    refuse_other_devices(CPUS, NoAutoscaler(), 3, 3, Device("a CPU", 1 << 30))
+
+
+def test_what_has_measured_on_cpus_goes_on_on_no_gpus() -> None:
+    with pytest.raises(ValueError, match=re.escape("has measured on CPUs (a CPU (1 GiB)), and now there are GPUs")):
+        refuse_other_devices(Choice((Node("a", 8, 1),)), NoAutoscaler(), 1, 1, Device("a CPU", 1 << 30))
