@@ -161,7 +161,7 @@ class Lease:
         self._run_dir, self._seconds = run_dir, seconds
         self._folder = run_dir / ".lease"
         with own_file(self._folder):
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)  # as open as the run directory: whoever may read a study asks who runs it
             self.number, self.has_followed_a_silent_one = self._take(me, others_here_are_gone)
         self._stopped = threading.Event()
         threading.Thread(target=self._keep, name="lease", daemon=True).start()

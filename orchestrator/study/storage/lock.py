@@ -126,7 +126,8 @@ def is_locked(path: Path) -> bool:
 
 def _is_leased(run_dir: Path, has_locks: bool) -> bool:
     """True if a process was heard of there lately that is not known to have ended."""
-    term = last_term(run_dir / ".lease", time.time())
+    with own_file(run_dir / ".lease", "read"):
+        term = last_term(run_dir / ".lease", time.time())
     if term.is_released or term.has_run_out:
         return False
     return term.holder is None or not is_gone(term.holder, Holder.here(), others_here_are_gone=has_locks)

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,14 @@ from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.lines import read_lines
 from batchscout.orchestrator.study.storage.lease import Holder, RunsOut
 from batchscout.orchestrator.study.storage.lock import is_locked
+from batchscout.trainers.files import StorageLost
 from tests.support.journal_writer import IN_A_CONTAINER, call_on, writer
 from tests.support.processes import answer
 from tests.support.storage import fault, interposed_library
+from tests.support.tiny import in_fresh_process
 
 LEASE_SECONDS = "1"
+NOBODY = 65534
 
 
 @pytest.fixture(params=["locks", "no locks"])
@@ -197,3 +201,25 @@ def test_a_lease_that_could_not_be_written_keeps_nobody_out(tmp_path: Path, path
     assert ".lease could not be written: No space left on device" in said
     assert list((tmp_path / ".lease").iterdir()) == []
     assert call_on(path) == (False, "it was let in")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user for a while, which root may")
+def test_whoever_may_read_a_run_directory_may_ask_whether_its_study_runs() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder) / "journal.jsonl"
+        with Journal(path, "s"):
+            assert in_fresh_process(asked_by_nobody, str(path)) == "True"
+        assert in_fresh_process(asked_by_nobody, str(path)) == "False"
+        (path.parent / ".lease").chmod(0o700)  # as earlier versions made it
+        assert in_fresh_process(asked_by_nobody, str(path)) == f"{folder}/.lease could not be read: Permission denied"
+
+
+def asked_by_nobody(path: str) -> str:
+    """What another user is told who asks whether the study runs."""
+    os.seteuid(NOBODY)
+    try:
+        return str(is_locked(Path(path)))
+    except StorageLost as error:
+        return str(error)
