@@ -19,6 +19,7 @@ from pathlib import Path
 
 from batchscout.orchestrator.execution.cluster_servers import refuses
 from batchscout.orchestrator.execution.local_cluster import private_folder
+from batchscout.orchestrator.launch import RAY
 from batchscout.orchestrator.units import ending_text
 
 SECONDS_TO_MEET = 300
@@ -79,7 +80,7 @@ def _port(job: int) -> int:
 def start_command(node: Node, folder: Path) -> list[str]:
     """Return `ray start` of this node, which runs for as long as the node's Ray does. folder: for logs and sockets of the job."""
     own = [f"--num-cpus={node.num_cpus}", f"--num-gpus={node.num_gpus}", "--block", "--disable-usage-stats"]
-    ray = [str(Path(sys.executable).with_name("ray")), "start"]
+    ray = [*RAY, "start"]
     if node.number:
         return [*ray, f"--address={node.address}", *own]
     ports = [f"--node-ip-address={node.head}", f"--port={node.port}", f"--ray-client-server-port={node.port + 1}"]

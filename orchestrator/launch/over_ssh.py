@@ -11,11 +11,11 @@ import os
 import secrets
 import shlex
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from batchscout.orchestrator.launch import RAY
 from batchscout.trainers.files import own_file, quoted
 
 CLONE = "batchscout"
@@ -113,7 +113,6 @@ def launch(sent: SentStudy, *, is_agreed: bool) -> bool:
 
 
 def _run(sent: SentStudy, command: list[str], output: int | None = None) -> bool:
-    """Run one of Ray's commands, the one beside this Python, and return whether it went well."""
-    ray = str(Path(sys.executable).with_name("ray"))
-    done = subprocess.run([ray, *command[1:]], cwd=sent.clone, stdout=output, stderr=output, check=False)
+    """Run one of Ray's commands, and return whether it went well."""
+    done = subprocess.run([*RAY, *command[1:]], cwd=sent.clone, stdout=output, stderr=output, check=False)
     return done.returncode == 0

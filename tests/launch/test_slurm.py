@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,20 @@ def test_the_first_node_is_the_head_and_jobs_that_share_a_node_have_ports_of_the
     ports = [this_node(told | {"SLURM_JOB_ID": str(number)}).port for number in range(17, 6017)]
     assert len({port + i for port in ports for i in (0, 1)}) == 12_000
     assert max(ports) + 1 < 32_768, "from there on Linux gives ports to whoever asks"
+
+
+@pytest.mark.slow
+def test_ray_is_started_though_its_command_is_not_beside_this_python(tmp_path: Path) -> None:
+    """As `pip install --user` leaves it, and a distribution's Python."""
+    (python := tmp_path / "python3").symlink_to(Path(sys.executable).resolve())
+    program = (
+        "import subprocess, pathlib, batchscout.orchestrator.launch.node as node\n"
+        "command = node.start_command(node.Node(1, '10.0.0.1', 20_000, 1, 0), pathlib.Path('/t'))\n"
+        "subprocess.run([*command[: command.index('start')], '--version'], check=True)"
+    )
+    settings = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run([python, "-c", program], env=settings, capture_output=True, text=True, check=True).stdout
+    assert said.strip().endswith(version("ray"))
 
 
 @pytest.fixture
