@@ -44,7 +44,7 @@ class StoredStudy:
         self.lease = ObjectLease(store, Holder.here(), lease_seconds)
         self.trials = StoredTrials(store, None if runs_trials_here else self.lease.number)
         try:
-            self.run_dir = _copy_of(store, self.lease.number)
+            self.run_dir = _copy_of(store, self.lease.number, begins=store.read("study.yaml") is None)
             _fetch_file(store, "study.yaml", self.run_dir)
             _write(self.run_dir / "journal.jsonl", stored_journal(store))
             if runs_trials_here:
@@ -174,15 +174,15 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def _copy_of(store: ObjectStore, generation: int) -> Path:
+def _copy_of(store: ObjectStore, generation: int, *, begins: bool) -> Path:
     """Return the folder of this machine in which this driver works. An earlier driver's is taken over by its new name: should that one
-    wake up, it finds its own no more."""
+    wake up, it finds its own no more. begins: true where the store has no study, and so what is here is of one that was removed there."""
     copies = copies_of(store, "driver")
     copy = copies / generation_name(generation)
     with own_file(copies):
         make_private_directory(copies)
-        others = sorted(other for other in copies.iterdir() if other != copy)
-        if others and not exists(copy):
+        others = sorted(other for other in copies.iterdir() if begins or other != copy)
+        if others and not begins and not exists(copy):
             others.pop().rename(copy)
         for other in others:
             shutil.rmtree(other, ignore_errors=True)

@@ -19,7 +19,7 @@ from batchscout.orchestrator.execution.ranks import run_trial
 from batchscout.orchestrator.study.events import ClusterReady
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.messages import Assignment
-from batchscout.orchestrator.study.run_directory import discard_what_nobody_needs, put_former_try_by
+from batchscout.orchestrator.study.run_directory import discard_what_nobody_needs, open_run_directory, put_former_try_by
 from batchscout.orchestrator.study.slow_storage import told_if_storage_hangs
 from batchscout.orchestrator.study.state import Halted
 from batchscout.orchestrator.study.storage import place
@@ -29,7 +29,7 @@ from batchscout.orchestrator.study.storage.stored_study import StoredStudy, read
 from batchscout.orchestrator.study.storage.stored_trials import StoredTrials
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
 from batchscout.trainers import loop
-from batchscout.trainers.files import StorageLost
+from batchscout.trainers.files import StorageLost, exists
 from tests.support.lane_player import study_of
 from tests.support.object_store import BUCKET, CREDENTIALS, object_store, reached_at
 from tests.support.processes import answer, next_line
@@ -113,6 +113,25 @@ def test_a_folder_is_published_and_fetched_as_it_is(store: ObjectStore, tmp_path
     without = tmp_path / "without"
     store.fetch(without, "trials", lambda name: not name.endswith(".pt"))
     assert names_below(without) == ["a/log"]
+
+
+@pytest.mark.parametrize("drivers", [1, 2])
+def test_a_study_that_was_removed_from_its_store_begins_anew_there(store: ObjectStore, drivers: int) -> None:
+    """Its copy here has what is in no journal: logs of trials and its results."""
+    config = study_of()
+    for _ in range(drivers):
+        with contextlib.closing(StoredStudy(store)) as stored, open_run_directory(config, stored.run_dir, stored):
+            (stored.run_dir / "trials" / "a").mkdir(parents=True, exist_ok=True)
+            for name in ("report.html", "trials/a/log"):
+                (stored.run_dir / name).write_text("of the first study")
+    for name in store.stored():
+        store.remove(name)
+    with (
+        contextlib.closing(StoredStudy(store)) as stored,
+        open_run_directory(config, stored.run_dir, stored) as journal,
+    ):
+        assert not journal.study.num_events
+        assert not exists(stored.run_dir / "report.html")
 
 
 def test_a_rank_of_a_killed_driver_removes_nothing_that_another_has_written(store: ObjectStore, tmp_path: Path) -> None:
