@@ -49,7 +49,7 @@ def open_run_directory(
     """
     path = run_dir / "study.yaml"
     with _as_the_user_chose(run_dir):
-        _refuse_other_files(run_dir)
+        _refuse_other_files(config, run_dir)
         make_private_directory(run_dir)
     # Locked: nobody else reads or writes the file now.
     journal = Journal(run_dir / "journal.jsonl", config.name, published=published)
@@ -80,18 +80,33 @@ def refuse_other_study(config: StudyConfig, run_dir: Path) -> None:
     """Raise ValueError where a study that has begun there is another one, or the directory holds other files; write nothing."""
     path, journal = run_dir / "study.yaml", run_dir / "journal.jsonl"
     with _as_the_user_chose(run_dir):
-        _refuse_other_files(run_dir)
+        _refuse_other_files(config, run_dir)
     with own_file(run_dir, "read"):
         refuse_earlier_format(journal)
         if exists(path) and exists(journal) and replay(journal, config.name).trials:
             _refuse_other(_stored(path), config, run_dir)
 
 
-def _refuse_other_files(run_dir: Path) -> None:
+def _refuse_other_files(config: StudyConfig, run_dir: Path) -> None:
+    path = run_dir / "study.yaml"
     if exists(run_dir) and not run_dir.is_dir():
         raise ValueError(f"{quoted(run_dir)} is no directory; choose another --dir")
-    if exists(run_dir) and not exists(run_dir / "study.yaml") and not all(map(_is_ours, run_dir.iterdir())):
+    if exists(run_dir) and not exists(path) and not all(map(_is_ours, run_dir.iterdir())):
         raise ValueError(f"{quoted(run_dir)} is not empty and holds no study.yaml; choose another --dir, or empty it")
+    has_begun = next(read_lines(run_dir / "journal.jsonl"), None) is not None
+    if exists(path) and not has_begun and not _is_alike(_stored(path), config) and not _is_as_we_write(path):
+        raise ValueError(
+            f"{quoted(path)} is a study file, and no study has begun beside it: it would be written over; choose another --dir"
+        )
+
+
+def _is_as_we_write(path: Path) -> bool:
+    """True if a study file has neither comments nor a form of its own that would be lost."""
+    return written_yaml(read_yaml(path)) == path.read_text("utf-8")
+
+
+def _is_alike(before: object, now: StudyConfig) -> bool:
+    return isinstance(before, StudyConfig) and before.model_dump(mode="json") == now.model_dump(mode="json")
 
 
 def load_stored_study(path: Path) -> StudyConfig:
@@ -173,7 +188,7 @@ def _write_study(
     """Write study.yaml. It may change until the first trial is proposed, and after that in keys that only say when the study stops or where
     it runs; raises ValueError if another one changed after that."""
     before = _stored(path) if exists(path) else None
-    if isinstance(before, StudyConfig) and before.model_dump(mode="json") == config.model_dump(mode="json"):
+    if _is_alike(before, config):
         return
     if before is not None and journal.study.trials:
         goes_further(_refuse_other(before, config, path.parent), journal)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from batchscout.orchestrator.config.keys import StudyConfig
+from batchscout.orchestrator.config.load import written_yaml
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import RunBegan, proposed
@@ -24,6 +25,7 @@ from batchscout.orchestrator.study.run_directory import (
     logs_of,
     open_run_directory,
     put_former_try_by,
+    refuse_other_study,
     trial_directory,
 )
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
@@ -158,6 +160,20 @@ def test_until_its_first_trial_a_study_may_change(tmp_path: Path) -> None:
     with open_run_directory(study_of(seeds=[3, 4]), tmp_path) as journal:
         journal.append(RunBegan(token="first", given={"seeds": [3, 4]}))
     assert as_it_began(study_of(), tmp_path) == study_of()
+
+
+def test_the_folder_of_the_users_own_study_file_is_no_run_directory_where_that_would_be_written_over(
+    tmp_path: Path,
+) -> None:
+    file, config = tmp_path / "study.yaml", study_of()
+    text = "# what I found out about the rate\n" + written_yaml(config.model_dump(mode="json"))
+    file.write_text(text)
+    for refuse in (open_run_directory, refuse_other_study):
+        with pytest.raises(ValueError, match=re.escape(f"{file} is a study file, and no study has begun beside it")):
+            refuse(study_of(useful_gain=0.1), tmp_path)
+    assert [*tmp_path.iterdir()] == [file]
+    open_run_directory(config, tmp_path).close()
+    assert file.read_text() == text, "the same study is not written again"
 
 
 def test_a_file_that_no_version_wrote_is_shown_as_it_is(tmp_path: Path) -> None:
