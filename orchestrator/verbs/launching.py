@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import shlex
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from batchscout.orchestrator.verbs.study_file import config_of, run_dir_of
 from batchscout.trainers.files import quoted
+
+if TYPE_CHECKING:
+    from batchscout.orchestrator.config.keys import StudyConfig
 
 CPUS_OF_A_GPU, CPUS_OF_A_POD = 4, 4
 """What is asked for where nobody says more. SLURM gives a node's task one CPU, and every rank on a GPU takes one at least: to compile, and to
 fetch its batches. Few nodes have less than four for each GPU."""
 
 
-def _cpus_per_node(arguments: argparse.Namespace, cpus_per_rank: int | None) -> int | None:
+def _cpus_per_node(arguments: argparse.Namespace, config: StudyConfig) -> int | None:
     """Return how many CPUs to ask of each node; None where nothing says how many it takes."""
-    if arguments.cpus_per_node or not arguments.gpus_per_node:
+    of_a_rank = config.placement.cpus_per_rank
+    if arguments.cpus_per_node:
         return arguments.cpus_per_node
-    return arguments.gpus_per_node * (cpus_per_rank or CPUS_OF_A_GPU)
+    if gpus := arguments.gpus_per_node or _gpus_in(getattr(arguments, "sbatch", [])):
+        return gpus * (of_a_rank or CPUS_OF_A_GPU)
+    ranks = config.world_size * (config.placement.lanes or 1)
+    return of_a_rank and of_a_rank * math.ceil(ranks / arguments.nodes)
+
+
+def _gpus_in(options: Sequence[str]) -> int:
+    """Return how many GPUs options of sbatch ask of each node, as sites write it that name them by type; 0 where none does."""
+    asked = r"--(?:gres[= ]gpu(?::[^:,]*[^:,\d][^:,]*)?(?::(\d+))?|gpus-per-(?:node|task)[= ](?:[^:,]+:)?(\d+))"
+    named = [found for one in options if (found := re.fullmatch(asked, one))]
+    return max((int(found[1] or found[2] or 1) for found in named), default=0)
 
 
 def _options_of_run(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -44,9 +62,7 @@ def slurm(arguments: argparse.Namespace) -> int:
         log=run_dir.with_name(f"{run_dir.name}.slurm.log"),
         nodes=arguments.nodes,
         gpus_per_node=arguments.gpus_per_node,
-        cpus_per_node=arguments.cpus_per_node
-        if asks_otherwise
-        else _cpus_per_node(arguments, config.placement.cpus_per_rank),
+        cpus_per_node=arguments.cpus_per_node if asks_otherwise else _cpus_per_node(arguments, config),
         time=arguments.time,
         partition=arguments.partition,
         account=arguments.account,
@@ -54,6 +70,10 @@ def slurm(arguments: argparse.Namespace) -> int:
     )
     path = run_dir.with_name(f"{run_dir.name}.sbatch")
     write_script(path, job)
+    if job.cpus_per_node is None and not asks_otherwise:
+        print(
+            "CPUs are not asked for: SLURM gives a node's task one, unless the site says otherwise; --cpus-per-node asks for more"
+        )
     if arguments.dry_run:
         print(f"wrote {quoted(path)}; submit it with: sbatch {quoted(path)}")
         return 0
@@ -96,7 +116,7 @@ def kuberay(arguments: argparse.Namespace) -> int:
         options=_options_of_run(arguments),
         nodes=arguments.nodes,
         gpus_per_node=arguments.gpus_per_node,
-        cpus_per_node=_cpus_per_node(arguments, config.placement.cpus_per_rank) or CPUS_OF_A_POD,
+        cpus_per_node=_cpus_per_node(arguments, config) or CPUS_OF_A_POD,
         memory_per_node=arguments.memory_per_node,
         head_memory=arguments.head_memory,
     )

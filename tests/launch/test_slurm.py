@@ -222,6 +222,29 @@ def test_every_rank_on_a_gpu_has_cpus_though_slurm_gives_a_task_one_that_asks_fo
     assert [option for option in options if option.startswith("--cpus")] == cpus
 
 
+@pytest.mark.parametrize(
+    ("asked", "cpus"),
+    [
+        (["--set", "placement.cpus_per_rank=8"], ["--cpus-per-task=8"]),
+        (["--set", "placement={cpus_per_rank: 8, lanes: 3}", "--nodes", "2"], ["--cpus-per-task=16"]),
+        (["--sbatch=--gres=gpu:a100:4"], ["--cpus-per-task=16"]),
+        (["--sbatch=--gres=gpu:3"], ["--cpus-per-task=12"]),
+        (["--sbatch=--gres gpu"], ["--cpus-per-task=4"]),
+        (["--sbatch=--gpus-per-node=a100:2", "--set", "placement.cpus_per_rank=6"], ["--cpus-per-task=12"]),
+        ([], []),
+    ],
+)
+def test_a_job_asks_for_what_its_ranks_take_though_no_option_of_its_own_says_how_many_gpus(
+    home: Path, typed: Typed, asked: list[str], cpus: list[str]
+) -> None:
+    Path("study.yaml").write_text(yaml.safe_dump(TINY))
+    code, said, _ = typed("launch", "slurm", "study.yaml", "--dry-run", *asked)
+    assert code == 0
+    options = directives((home / "runs" / "tiny.sbatch").read_text())
+    assert [option for option in options if option.startswith("--cpus")] == cpus
+    assert ("CPUs are not asked for" in said) == (not cpus)
+
+
 @pytest.mark.parametrize("given", ["0", "-1", "two"])
 def test_a_job_has_at_least_one_node(given: str, typed: Typed) -> None:
     code, _, said = typed("launch", "slurm", "study.yaml", f"--nodes={given}")

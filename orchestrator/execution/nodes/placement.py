@@ -130,9 +130,14 @@ def _hold(
 def _refuse_too_few(shape: LaneShape, what: str, num_needed: int, num_there: int, has: str) -> None:
     if num_needed > num_there:
         of_kind = f" of type {shape.kind}" if shape.kind else ""
+        or_else = (
+            " or placement.cpus_per_rank, or give its nodes more CPUs (of a job: --cpus-per-node)"
+            if what == "CPU"
+            else ""
+        )
         raise ValueError(
             f"world_size {shape.world_size} on {counted(shape.num_lanes, 'lane')} takes {counted(num_needed, what)}, and the cluster {has} "
-            f"{num_there}{of_kind}; lower world_size or placement.lanes, or add nodes"
+            f"{num_there}{of_kind}; lower world_size or placement.lanes{or_else}, or add nodes"
         )
 
 
