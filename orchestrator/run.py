@@ -461,7 +461,8 @@ def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
     with heard_by(functools.partial(_tell, driver)):
         published = driver.journal.published
         where = str(published.store) if published is not None else str(driver.run_dir)
-        return Measurements(file, shared, where, remeasure=take_none, hardware=first.hardware)
+        began = driver.journal.study.began
+        return Measurements(file, shared, where, began=began, remeasure=take_none, hardware=first.hardware)
 
 
 def _tell(driver: Driver, notice: Notice) -> None:

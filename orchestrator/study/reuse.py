@@ -53,6 +53,8 @@ class _Record(BaseModel):
     key: str
     time: float
     run_dir: str
+    began: float | None = None
+    """When its study did: one that is removed may be followed by another in its place. None in what an earlier version wrote."""
     id: str
     state: TrialState
     cause: Cause | None
@@ -82,12 +84,14 @@ class Measurements:
         identity: Identity,
         run_dir: str,
         *,
+        began: float | None = None,
         remeasure: bool = False,
         hardware: Device | None = None,
     ) -> None:
-        """Read the file. identity: what all trials of the study share, see `identity`. remeasure: reuse nothing. hardware: the device
-        that the identity tells of; a trial that ran on another one leaves nothing."""
-        self._file, self._identity, self._run_dir, self._hardware = file, identity, run_dir, hardware
+        """Read the file. identity: what all trials of the study share, see `identity`. began: when the study did. remeasure: reuse nothing.
+        hardware: the device that the identity tells of; a trial that ran on another one leaves nothing."""
+        self._file, self._identity, self._hardware = file, identity, hardware
+        self._run_dir, self._began = run_dir, began
         self._known = {} if remeasure else {record.key: record for record in _records(file)}
 
     def find(self, wanted: Sequence[Proposal]) -> dict[str, Measured]:
@@ -96,20 +100,19 @@ class Measurements:
         Timings in turns are reused only if one study has measured all of them: last week's cannot be compared with
         today's.
         """
-        known = {one.id: measured for one in wanted if (measured := self._find(one))}
+        known = {one.id: record for one in wanted if (record := self._find(one))}
         timings = [one.id for one in wanted if one.round is not None]
-        together = all(name in known for name in timings) and len({known[name].reused.run_dir for name in timings}) <= 1
-        return known if together else {name: one for name, one in known.items() if name not in timings}
+        studies = {(record.run_dir, record.began) if (record := known.get(name)) else None for name in timings}
+        together = len(studies) <= 1 and None not in studies
+        return {
+            one.id: _told(known[one.id], one) for one in wanted if one.id in known and (together or one.round is None)
+        }
 
-    def _find(self, wanted: Proposal) -> Measured | None:
+    def _find(self, wanted: Proposal) -> _Record | None:
         if wanted.control:  # which is about the loss, on which nothing here is keyed
             return None
         record = self._known.get(self._key(wanted, wanted.expected.get("predicted_memory_bytes")))
-        if record is None or record.disturbed:
-            return None
-        reused = Reuse(time.strftime("%Y-%m-%d", time.localtime(record.time)), record.run_dir)
-        metrics = against_peak(record.metrics, wanted.config.device_peaks.get(wanted.config.precision))
-        return Measured(record.state, record.cause, record.reason, metrics, reused)
+        return None if record is None or record.disturbed else record
 
     def remember(self, trial: Trial) -> None:
         """Leave a trial that ended with a result to later studies."""
@@ -127,6 +130,7 @@ class Measurements:
             key=self._key(trial.proposal, trial.metrics.get("predicted_memory_bytes")),
             time=time.time(),
             run_dir=self._run_dir,
+            began=self._began,
             id=trial.id,
             state=trial.state,
             cause=trial.cause,
@@ -147,6 +151,13 @@ class Measurements:
         config["optimizer"] = trial.config.optimizer.code  # its other numbers change neither
         what = [trial.id, config, predicted_memory_bytes, self._identity]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def _told(record: _Record, wanted: Proposal) -> Measured:
+    """Return what a record tells the study that takes it."""
+    reused = Reuse(time.strftime("%Y-%m-%d", time.localtime(record.time)), record.run_dir)
+    metrics = against_peak(record.metrics, wanted.config.device_peaks.get(wanted.config.precision))
+    return Measured(record.state, record.cause, record.reason, metrics, reused)
 
 
 def against_peak(metrics: Metrics, peak: DevicePeak | None) -> Metrics:

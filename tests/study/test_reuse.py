@@ -165,8 +165,8 @@ def test_what_would_end_otherwise_another_day_is_not_kept(
 def test_timings_in_turns_stand_together_and_come_from_one_study(tmp_path: Path) -> None:
     names = [f"frontier-{mode}-m4-round{turn}" for turn in (1, 2) for mode in ("none", "full")]
 
-    def remember(run_dir: str, *names: str) -> None:
-        study = Measurements(tmp_path / "m.jsonl", IDENTITY, run_dir)
+    def remember(run_dir: str, *names: str, began: float = 1.0) -> None:
+        study = Measurements(tmp_path / "m.jsonl", IDENTITY, run_dir, began=began)
         for name in names:
             study.remember(ended(wanted=proposal(name)))
 
@@ -180,6 +180,8 @@ def test_timings_in_turns_stand_together_and_come_from_one_study(tmp_path: Path)
     assert found() == {proposal().id}
     remember("/runs/second", *names)
     assert found() == {proposal().id, *names}
+    remember("/runs/second", names[0], began=2.0)
+    assert found() == {proposal().id}, "of another study in the same place, whose machine may have been busy"
 
 
 def opened(file: Path) -> tuple[Measurements, list[Notice]]:
