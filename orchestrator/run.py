@@ -337,20 +337,20 @@ def _run_stages(driver: Driver, address: str | None) -> list[TrialRuns]:
                 journal.append(change)
             for stage in config.stages:
                 if stage.type not in journal.study.conclusions:
-                    _run_stage(stage, driver, observers, lanes, shape.num_lanes)
+                    _run_stage(stage, driver, observers, lanes, shape)
                 if not journal.study.conclusions[stage.type].ok:
                     break
     shutil.rmtree(run_dir / ".ray", ignore_errors=True)  # Tune's own records: the journal has all that counts
     return trackers
 
 
-def _run_stage(stage: StageKeys, driver: Driver, observers: list[Observer], lanes: Lanes, num_lanes: int) -> None:
+def _run_stage(stage: StageKeys, driver: Driver, observers: list[Observer], lanes: Lanes, shape: LaneShape) -> None:
     """Run a stage, or what is left of it, to its conclusion."""
-    known = _measurements(driver, lanes) if stage_of(stage).reuses_measurements else None
+    known = _measurements(driver, lanes, shape) if stage_of(stage).reuses_measurements else None
     with interrupts_between_events() as is_stopping:
         context = StageContext(stage, driver.config, driver.journal.study)
         now = None if lanes.fleet is None else lanes.fleet.lanes_now
-        director = Director(context, driver.journal, observers, num_lanes, is_stopping, known, lanes_now=now)
+        director = Director(context, driver.journal, observers, shape.num_lanes, is_stopping, known, lanes_now=now)
         _run_trials(director, driver, lanes)
         for why in lanes.given_up():
             _tell(driver, Notice(NoticeKind.LANE_GIVEN_UP, f"a lane runs no trials: {why}"))
@@ -453,16 +453,16 @@ def _journal_machine(driver: Driver, lanes: Lanes, read: Facts) -> None:
         driver.journal.append(FactsRead(facts=read))
 
 
-def _measurements(driver: Driver, lanes: Lanes) -> Measurements:
+def _measurements(driver: Driver, lanes: Lanes, shape: LaneShape) -> Measurements:
     """Return what earlier studies measured on the device that this one's lanes have."""
     first = lanes.first(driver.journal.raise_if_lost)
-    shared = identity(driver.config, driver.journal.study.facts, first)
+    shared = identity(driver.config, driver.journal.study.facts, first, shape.cpus_per_rank)
     file, take_none = cache_directory() / "measurements.jsonl", driver.options.remeasure
     with heard_by(functools.partial(_tell, driver)):
         published = driver.journal.published
         where = str(published.store) if published is not None else str(driver.run_dir)
         began = driver.journal.study.began
-        return Measurements(file, shared, where, began=began, remeasure=take_none, hardware=first.hardware)
+        return Measurements(file, shared, where, began=began, remeasure=take_none, lane=first)
 
 
 def _tell(driver: Driver, notice: Notice) -> None:

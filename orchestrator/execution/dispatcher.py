@@ -252,8 +252,9 @@ class _Lane:
 
     def as_first(self) -> FirstLane:
         """Return what a study is told of it that runs on lanes like this one."""
-        host, nodes = self.processes[0].host, {process.host.name for process in self.processes.values()}
-        return FirstLane(host.device, host.hardware, len(nodes))
+        host, hosts = self.processes[0].host, [process.host for process in self.processes.values()]
+        free = min((one.free_bytes for one in hosts if one.free_bytes is not None), default=None)
+        return FirstLane(host.device, host.hardware, len({one.name for one in hosts}), free)
 
     def let_go(self) -> _Handover | None:
         """Part with its trial, if it has one, and return it."""

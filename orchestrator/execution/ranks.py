@@ -157,12 +157,15 @@ def _read_capacity() -> None:
 
 
 def _host(*, sees_run_directory: bool) -> Host:
+    import torch
+
     from batchscout.trainers.device.device import describe, device_name, memory_bytes, pick_device
 
     device = pick_device()
     hardware = Device(device_name(device), memory_bytes(device), is_gpu=device.type == "cuda")
     name, namespace = socket.gethostname(), process_endings.pid_namespace()
-    return Host(name, describe(device), memory_kills(), os.getpid(), namespace, hardware, sees_run_directory)
+    free = torch.cuda.mem_get_info(device)[0] if hardware.is_gpu else None
+    return Host(name, describe(device), memory_kills(), os.getpid(), namespace, hardware, free, sees_run_directory)
 
 
 def _is_leaving() -> bool:

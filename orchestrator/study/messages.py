@@ -87,6 +87,8 @@ class Host:
     """Where `process_id` means this process; nowhere if it is empty."""
     hardware: Device | None = None
     """The device by its parts; None if nobody has said it."""
+    free_bytes: int | None = None
+    """What of its GPU was free when it came up; None on a CPU, whose limit the study sets."""
     sees_run_directory: bool = True
     """False if the files that the driver writes there are not to be found on this host."""
 
@@ -119,6 +121,8 @@ class FirstLane:
     hardware: Device | None = None
     num_nodes: int = 1
     """The hosts that its ranks are on: with more than one, its speed is one over a network."""
+    free_bytes: int | None = None
+    """The least that was free of a rank's GPU when it came up; None on CPUs."""
 
 
 @dataclass(frozen=True)

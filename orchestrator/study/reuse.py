@@ -26,7 +26,7 @@ from batchscout.orchestrator.config.stages import Frontier
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.inputs import import_paths, packages_of, sources_of
-from batchscout.orchestrator.study.messages import Device, FirstLane
+from batchscout.orchestrator.study.messages import SAME_MEMORY, FirstLane
 from batchscout.orchestrator.study.trial import Metrics, Proposal, Reuse, Trial, TrialState
 from batchscout.orchestrator.units import counted
 from batchscout.trainers.config import Decides, DevicePeak, fields_that_decide
@@ -55,6 +55,8 @@ class _Record(BaseModel):
     run_dir: str
     began: float | None = None
     """When its study did: one that is removed may be followed by another in its place. None in what an earlier version wrote."""
+    may_take_bytes: int | None = None
+    """What a rank could take of its GPU: the trial's limit, or what was free where that was less. None on CPUs."""
     id: str
     state: TrialState
     cause: Cause | None
@@ -86,11 +88,11 @@ class Measurements:
         *,
         began: float | None = None,
         remeasure: bool = False,
-        hardware: Device | None = None,
+        lane: FirstLane | None = None,
     ) -> None:
         """Read the file. identity: what all trials of the study share, see `identity`. began: when the study did. remeasure: reuse nothing.
-        hardware: the device that the identity tells of; a trial that ran on another one leaves nothing."""
-        self._file, self._identity, self._hardware = file, identity, hardware
+        lane: the one that the identity tells of; a trial that ran on another device leaves nothing."""
+        self._file, self._identity, self._lane = file, identity, lane or FirstLane()
         self._run_dir, self._began = run_dir, began
         self._known = {} if remeasure else {record.key: record for record in _records(file)}
 
@@ -112,12 +114,20 @@ class Measurements:
         if wanted.control:  # which is about the loss, on which nothing here is keyed
             return None
         record = self._known.get(self._key(wanted, wanted.expected.get("predicted_memory_bytes")))
-        return None if record is None or record.disturbed else record
+        if record is None or record.disturbed or not _as_much(record.may_take_bytes, self._may_take(wanted)):
+            return None
+        return record
+
+    def _may_take(self, trial: Proposal) -> int | None:
+        """Return what a rank may take of its GPU: whatever others hold of it is not there to be filled."""
+        free, limit = self._lane.free_bytes, trial.config.memory_limit_bytes
+        return free if free is None or limit is None else min(free, limit)
 
     def remember(self, trial: Trial) -> None:
         """Leave a trial that ended with a result to later studies."""
         devices = [device for hold in trial.holds if hold.lane for device in hold.lane.devices]
-        ran_here = self._hardware is None or all(device.is_like(self._hardware) for device in devices)
+        hardware = self._lane.hardware
+        ran_here = hardware is None or all(device.is_like(hardware) for device in devices)
         if ran_here and _is_of_the_trial(trial):
             self._append(trial, disturbed=False)
 
@@ -131,6 +141,7 @@ class Measurements:
             time=time.time(),
             run_dir=self._run_dir,
             began=self._began,
+            may_take_bytes=self._may_take(trial.proposal),
             id=trial.id,
             state=trial.state,
             cause=trial.cause,
@@ -151,6 +162,13 @@ class Measurements:
         config["optimizer"] = trial.config.optimizer.code  # its other numbers change neither
         what = [trial.id, config, predicted_memory_bytes, self._identity]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def _as_much(before: int | None, now: int | None) -> bool:
+    """True if two figures of a GPU's memory are alike: drivers and displays hold a little more of it one day than another."""
+    if before is None or now is None:
+        return before is now
+    return abs(before - now) <= SAME_MEMORY * max(before, now)
 
 
 def _told(record: _Record, wanted: Proposal) -> Measured:
@@ -208,8 +226,9 @@ def _record(line: bytes) -> _Record | None:
         return None
 
 
-def identity(config: StudyConfig, facts: Facts, lane: FirstLane) -> Identity:
-    """Return what decides every trial's memory and speed beside its own configuration. lane: where it runs."""
+def identity(config: StudyConfig, facts: Facts, lane: FirstLane, cpus_per_rank: int) -> Identity:
+    """Return what decides every trial's memory and speed beside its own configuration. lane: where it runs; with how many CPUs, a GPU that
+    waits for its data is the faster."""
     optimizer = config.optimizer
     targets = [path for path in import_paths(config) if path and not path.startswith(("torch.", "torchao."))]
     of_transformers = config.model.target == "hf" or isinstance(config.loss, TransformersLoss)
@@ -219,15 +238,18 @@ def identity(config: StudyConfig, facts: Facts, lane: FirstLane) -> Identity:
     libraries = ["torch", *(["transformers"] if of_transformers else []), *(["torchao"] if of_torchao else [])]
     libraries += LIBRARIES if of_others else []
     frontier = config.keys_of(Frontier)
+    read = {**(facts.contents or {}), **(facts.inputs or {})}
     network = {"num_nodes": lane.num_nodes} if lane.num_nodes > 1 else {}
     return network | {
         "device": lane.device,
+        "cpus_per_rank": cpus_per_rank,
         "python": platform.python_version(),
         "libraries": {library: found for library in libraries if (found := _version(library))},
         "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF"),
         "isolation": config.isolation,
         "max_step_seconds": frontier and frontier.max_step_seconds,
         "facts": {"num_parameters": facts.num_parameters, "num_train_samples": facts.num_train_samples},
+        "data": {name: one for name, one in read.items() if name.endswith(" data") or name.startswith("data.")},
         "source": source_digest(["batchscout.trainers:", *targets]),
     }
 

@@ -82,10 +82,10 @@ class TestStarting:
     async def test_what_the_lanes_run_on_is_known_when_the_first_is_up_and_never_where_none_comes(self) -> None:
         dispatcher = Dispatcher(num_lanes=2)
         asked = asyncio.create_task(dispatcher.first_lane())
-        await dispatcher.introduce("lane", Host("a", "a GPU, 80 GB", 0))
-        await dispatcher.introduce("lane", Host("b", "a GPU, 80 GB", 0), rank=1)
+        await dispatcher.introduce("lane", Host("a", "a GPU, 80 GB", 0, free_bytes=79))
+        await dispatcher.introduce("lane", Host("b", "a GPU, 80 GB", 0, free_bytes=20), rank=1)
         await running(dispatcher)
-        assert await asked == FirstLane("a GPU, 80 GB", num_nodes=2)
+        assert await asked == FirstLane("a GPU, 80 GB", num_nodes=2, free_bytes=20)
         without = Dispatcher(num_lanes=1)
         asked = asyncio.create_task(without.first_lane())
         await lose(without, "lane", "no GPU")

@@ -127,19 +127,52 @@ def test_a_trial_that_ran_on_another_device_than_the_study_tells_of_leaves_nothi
     tmp_path: Path, ran_on: tuple[Device, ...], found: bool
 ) -> None:
     """Of two ranks, one is enough."""
-    study = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first", hardware=H100)
+    study = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/first", lane=FirstLane("a GPU", H100))
     study.remember(replace(ended(), holds=(Hold(0.0, 1.0, lane=HeldLane(0, "a", ran_on)),)))
-    again = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second", hardware=H100)
+    again = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/second", lane=FirstLane("a GPU", H100))
     assert bool(again.find([proposal()])) == found
 
 
 def test_ranks_on_several_nodes_measure_something_else_than_ranks_on_one() -> None:
     """What one node measured keeps the identity that it had before there was a choice."""
     config = study_of(world_size=2)
-    alone, over_a_network = (identity(config, Facts(), FirstLane("a GPU", H100, nodes)) for nodes in (1, 2))
+    alone, over_a_network = (identity(config, Facts(), FirstLane("a GPU", H100, nodes), 8) for nodes in (1, 2))
     assert alone != over_a_network
     assert "num_nodes" not in alone
-    assert identity(config, Facts(), FirstLane("another GPU", H100)) != alone
+    assert identity(config, Facts(), FirstLane("another GPU", H100), 8) != alone
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("limit", "then", "now", "found"),
+    [
+        (None, 20 * GIB, 80 * GIB, False),
+        (None, 80 * GIB, 20 * GIB, False),
+        (None, 80 * GIB, 79 * GIB, True),
+        (10 * GIB, 20 * GIB, 80 * GIB, True),
+        (40 * GIB, 20 * GIB, 80 * GIB, False),
+        (None, None, 80 * GIB, False),
+    ],
+)
+def test_what_was_measured_beside_others_on_a_gpu_tells_nothing_of_it_without_them(
+    tmp_path: Path, limit: int | None, then: int | None, now: int, found: bool
+) -> None:
+    """What fitted into what they left, and what did not. Under a limit that leaves them their part it is the same."""
+    wanted = proposal(memory_limit_bytes=limit)
+    first = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/x", lane=FirstLane("a GPU", H100, free_bytes=then))
+    first.remember(ended(wanted=wanted))
+    second = Measurements(tmp_path / "m.jsonl", IDENTITY, "/runs/y", lane=FirstLane("a GPU", H100, free_bytes=now))
+    assert bool(second.find([wanted])) == found
+
+
+def test_other_cpus_or_other_data_are_another_measurement() -> None:
+    config, lane = study_of(), FirstLane("a GPU", H100)
+    one = identity(config, Facts(contents={"training data": "ab", "the number of weights": "12"}), lane, 1)
+    assert identity(config, Facts(contents={"training data": "ab", "the number of weights": "34"}), lane, 1) == one
+    assert identity(config, Facts(contents={"training data": "cd", "the number of weights": "12"}), lane, 1) != one
+    assert identity(config, Facts(contents={"training data": "ab", "the number of weights": "12"}), lane, 8) != one
 
 
 def test_measuring_again_takes_nothing(file: Path) -> None:
@@ -234,10 +267,10 @@ def test_a_changed_line_of_the_users_source_makes_another_identity(
     (package / "__init__.py").write_text("")
     (package / "layers.py").write_text("width = 1\n")
     config = study_of(model={"target": "measured_package.model:Model"})
-    before = identity(config, Facts(), FirstLane("a GPU"))
-    assert identity(config, Facts(), FirstLane("a GPU")) == before
+    before = identity(config, Facts(), FirstLane("a GPU"), 8)
+    assert identity(config, Facts(), FirstLane("a GPU"), 8) == before
     (package / "layers.py").write_text("width = 2\n")
-    assert identity(config, Facts(), FirstLane("a GPU")) != before
+    assert identity(config, Facts(), FirstLane("a GPU"), 8) != before
 
 
 def test_a_single_module_counts_and_one_that_is_nowhere_does_not(
