@@ -102,6 +102,8 @@ class Study:
     """The time of the last event."""
     _heard: float = field(default=0.0, init=False, compare=False)
     """The time of the last event of a trial: the next driver may write of other things before it takes the study up."""
+    _stops: set[float] = field(default_factory=set[float], init=False, compare=False)
+    """When drivers stopped in order."""
     num_events: int = field(default=0, init=False, compare=False)
     """How many events were applied so far. While it stays the same, so does whatever is computed from the study."""
 
@@ -188,15 +190,17 @@ class Study:
     def _take_in(self, event: Event) -> None:
         match event:
             case RunBegan():
+                is_new = event.token not in self.tokens
                 self.tokens.add(event.token)
                 self.given, self.told = self.given or event.given, self.told or event.told
                 self.cluster_options = event.cluster_options
-                for trial in self._left_running(self._heard):
+                for trial in self._left_running(self._heard, is_new=is_new):
                     self._put(replace(trial, state=TrialState.WAITING))
                 self._close_lanes(event.time)
             case RunStopped():
-                for trial in self._left_running(event.time):
+                for trial in self._left_running(event.time, is_new=event.time not in self._stops):
                     self._put(trial)
+                self._stops.add(event.time)
             case LanesChanged():
                 if event not in self.lanes[-1:]:
                     self.lanes.append(event)
@@ -228,13 +232,13 @@ class Study:
                 if not trial.state.ended:  # what has ended never changes again
                     self._put(changed(trial, event))
 
-    def _left_running(self, time: float) -> list[Trial]:
+    def _left_running(self, time: float, *, is_new: bool) -> list[Trial]:
         """Return the trials that a driver left running, without their lanes from that time on, and with what they had held them for: no event of
-        theirs will tell that."""
+        theirs will tell that. is_new: False where it was counted before, as the event comes once more."""
         found = []
         for trial in [trial for trial in self.trials.values() if trial.state is TrialState.RUNNING]:
             freed = _freed(trial, time, lost=True)
-            held = 0.0 if freed is trial else max(0.0, time - trial.holds[-1].began)
+            held = max(0.0, time - trial.holds[-1].began) if is_new and freed is not trial else 0.0
             found.append(replace(freed, seconds=trial.seconds + held))
         return found
 

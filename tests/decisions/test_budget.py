@@ -144,7 +144,7 @@ def test_what_ran_when_its_driver_ended_has_spent_what_it_held_its_lane_for() ->
     study = Study(config.name)
     context = StageContext(config.stages[0], config, study)
     run = context.trial(context.split(4, 1), None, sample_budget=1000)
-    for event in (
+    events = (
         RunBegan(token="first", time=0),
         proposed(Proposal("a", "train", run, candidate="a")),
         Started(id="a", time=10),
@@ -157,7 +157,8 @@ def test_what_ran_when_its_driver_ended_has_spent_what_it_held_its_lane_for() ->
         RunBegan(token="third", time=200_000),
         Started(id="a", time=200_010),
         Ended(id="a", time=200_040, state=TrialState.COMPLETE, cause=None, reason="", metrics={}, seconds=30),
-    ):
+    )
+    for event in (*events[:-1], *events):
         study.apply(event)
     assert study.lane_seconds == study.trials["a"].seconds == 1000 + 500 + 30
     assert Spending(config, study, lambda: 0.0).left() == 3600 - 1530
