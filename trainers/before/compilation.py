@@ -13,11 +13,12 @@ import torch
 
 from batchscout.trainers.config import Decides, TrialConfig, fields_that_decide
 from batchscout.trainers.device.memory import give_back
-from batchscout.trainers.model.activation_checkpointing import RECOMPILE_LIMIT
 from batchscout.trainers.model.adding_up import check_sum
 from batchscout.trainers.run import Run
 
 _warm: set[str] = set()
+MOST_KEPT = 32
+"""Shapes and modes whose code is kept: it takes memory, and the compiler looks through it at every call."""
 
 
 def warm_up(config: TrialConfig, device: torch.device) -> float:
@@ -30,7 +31,7 @@ def _warmed_up(small: TrialConfig, device: torch.device) -> float:
     key = small.model_dump_json(include=fields_that_decide(Decides.CODE)) + small.optimizer.code
     if key in _warm:
         return 0.0
-    if len(_warm) >= RECOMPILE_LIMIT // 2:
+    if len(_warm) >= MOST_KEPT:
         torch.compiler.reset()
         _warm.clear()
     started = time.perf_counter()

@@ -21,8 +21,10 @@ from batchscout.trainers.config import ActivationCheckpointing, TrialConfig
 from batchscout.trainers.model.blocks import find_blocks
 from batchscout.trainers.model.models import BATCH_NORM
 
-# One code object serves every trial of a warm process; past this it would fall back to eager, or fail as asked below.
 RECOMPILE_LIMIT = 64
+"""Pieces of code that one run may compile of a function, where its blocks do not ask for more: one that compiles at every step is to fail."""
+PIECES_PER_BLOCK = 4
+"""A block may need code of its own, for training and evaluation, and for one sample and several."""
 
 _SAVED_OPS = {
     torch.ops.aten.mm.default,
@@ -57,7 +59,7 @@ def apply_to_blocks(model: nn.Module, config: TrialConfig, *, lengths_differ: bo
         for block in blocks:
             block.replace(_checkpointed(block.module, config))
     if config.compile:
-        _configure_compiler()
+        _configure_compiler(len(blocks))
         for module in [model] if not blocks or config.compile == "whole" else [block.module for block in blocks]:
             module.compile(dynamic=config.dynamic_micro_batch or lengths_differ, **_backend(mode))
     return model
@@ -133,10 +135,14 @@ def _draws_dropout(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
     return ({**dict(zip(names, args, strict=False)), **kwargs}).get("dropout_p", 0.0) > 0
 
 
-def _configure_compiler() -> None:
+def _configure_compiler(num_blocks: int) -> None:
+    """Let the run compile what it needs beside what earlier runs of this process have left, and fail where it would go on in eager code."""
     import torch._dynamo.config as dynamo
+    from torch._dynamo.utils import counters
 
-    dynamo.recompile_limit = RECOMPILE_LIMIT
+    # Blocks share one function. Those that differ in width or in a number have each their own code of it, again for every size.
+    limit = counters["frames"]["ok"] + max(RECOMPILE_LIMIT, PIECES_PER_BLOCK * num_blocks)
+    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = limit
     dynamo.fail_on_recompile_limit_hit = True
     # Blocks that are compiled one by one overlap with DDP's buckets anyway. A whole model would be cut at the buckets, which
     # the compiler cannot do where it is checkpointed.

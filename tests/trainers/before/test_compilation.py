@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from batchscout.trainers import run as run_module
 from batchscout.trainers.before import compilation
@@ -16,6 +18,7 @@ from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.device import memory
 from batchscout.trainers.device.host_memory import HostMemory
 from batchscout.trainers.loop import train
+from batchscout.trainers.model import activation_checkpointing
 from batchscout.trainers.run import Run
 from batchscout.trainers.speed.meter import Meter
 from tests.support.tiny import config
@@ -91,3 +94,42 @@ def test_what_the_thrown_away_step_took_is_given_back_before_the_runs_own_memory
     monkeypatch.setattr(run_module, "Meter", tell_meter)
     train(config(evaluation_samples=0), lambda _: None, tmp_path)
     assert told == ["meter", "step", "given back", "idle", "meter"]
+
+
+class Deeper(nn.Module):
+    """Its blocks differ in a number, as those of a model with stochastic depth do, so each is compiled by itself."""
+
+    def __init__(self, *, vocab_size: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
+        self.blocks = nn.ModuleList(Scaled(1 + number / 10) for number in range(3))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.table(input_ids)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden * self.weight * self.factor
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_process_compiles_size_after_size_of_a_model_whose_blocks_all_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler keeps three pieces of code for each size, all of one function."""
+    monkeypatch.setattr(activation_checkpointing, "RECOMPILE_LIMIT", 4)
+    monkeypatch.setitem(counters["frames"], "ok", 0)  # whatever other tests have compiled
+    loss = {"type": "cross_entropy", "targets": "targets"}
+    trial = config(model={"target": f"{__name__}:Deeper"}, loss=loss, compile=True)
+    for size in (2, 3, 4):
+        assert warm_up(trial.model_copy(update={"micro_batch_size": size}), CPU) > 0
+    assert warm_up(trial.model_copy(update={"micro_batch_size": 2}), CPU) == 0, "and keeps those of the first"
