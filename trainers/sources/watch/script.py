@@ -98,6 +98,7 @@ def watched(script: str, args: tuple[str, ...]) -> Watched:
     if (reason := refused(seen)) is not None:
         raise NoStudy(reason)
     if seen.handed is not None:
+        _put_away(seen)
         return Watched(seen.handed, tuple(seen.options))
     loss = loss_of(seen)
     _put_away(seen)
@@ -215,7 +216,10 @@ def _in_the_users_words(script: str) -> Iterator[None]:
 
 def _put_away(seen: Seen) -> None:
     """Give back the memory of what was watched: each run has weights of its own."""
-    seen.backward.gradients.clear()
+    if seen.handed is not None:  # a Trainer of transformers has moved its model when it was made
+        (seen.handed.model if is_transformers_trainer(seen.handed) else seen.handed[0]).cpu()
+    if seen.first_backward is not None:
+        seen.first_backward.gradients.clear()
     seen.places_again = ()
     for step in seen.steps:
         step.optimizer.state.clear()

@@ -2082,6 +2082,39 @@ def test_a_trainer_of_transformers_is_taken_where_it_would_begin_to_train(folder
     assert not (folder / "out").exists()
 
 
+ON_A_GPU = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    on_a_gpu = torch.empty(2, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "text"),
+    [
+        (
+            "transformers",
+            TRAINER.replace("trainer.train()", "model.register_buffer('there', on_a_gpu)\ntrainer.train()"),
+        ),
+        (
+            "lightning",
+            LIGHTNING.format(loaders="train_loader").replace("= net", "= net; self.register_buffer('there', on_a_gpu)"),
+        ),
+    ],
+    ids=["transformers", "lightning"],
+)
+def test_a_model_that_is_trained_elsewhere_takes_no_memory_of_the_device_beside_its_copies(
+    folder: Path, library: str, text: str
+) -> None:
+    """A Trainer moves its model to the GPU when it is made; each run moves its own copy there."""
+    pytest.importorskip(library)
+    (folder / "train.py").write_text(HEAD + ON_A_GPU + text)
+    script.watched.cache_clear()
+    found = script.watched("train.py", ()).found
+    module = found.model if library == "transformers" else found[0]
+    assert module.there.device.type == "cpu"
+
+
 @pytest.mark.parametrize(
     ("library", "text"),
     [
