@@ -18,6 +18,7 @@ from batchscout.trainers.checkpoints.checkpoint import random_state, set_random_
 from batchscout.trainers.checkpoints.made_with import made_with
 from batchscout.trainers.checkpoints.resume import branch_state, newest_state, of_every_rank
 from batchscout.trainers.config import DataConfig, Split, TrialConfig
+from batchscout.trainers.data.batches import fetch, move
 from batchscout.trainers.data.draws import drawing_on_device_from, seed_of
 from batchscout.trainers.data.feed import Ask, Feed
 from batchscout.trainers.data.loaders import workers_of
@@ -26,12 +27,20 @@ from batchscout.trainers.data.order import InOrder, LongestFirst, Order, SampleO
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, Samples, first_of, load_data, num_samples
 from batchscout.trainers.data.streams import Place, Stream
 from batchscout.trainers.knobs import check_machine, with_settings
+from batchscout.trainers.model.adding_up import SAMPLES_TO_CHECK, evaluated
 from batchscout.trainers.model.contract import check_first_loss
 from batchscout.trainers.model.equivalence import Weights, weights_of
 from batchscout.trainers.model.frozen import frozen_digest
 from batchscout.trainers.model.knobs import head_if_wanted
 from batchscout.trainers.model.models import initial_module, with_synced_batch_norm
-from batchscout.trainers.model.parallel import load_buffers, load_state, load_trained, state_of, unsaved_buffers
+from batchscout.trainers.model.parallel import (
+    load_buffers,
+    load_state,
+    load_trained,
+    reshard,
+    state_of,
+    unsaved_buffers,
+)
 from batchscout.trainers.noise.gradient_noise import FIRST_STEPS, THEN_ONE_IN
 from batchscout.trainers.noise.step_statistics import read_step
 from batchscout.trainers.report import Known
@@ -68,16 +77,11 @@ class Run(Learner):
         self.work = work_of(config, module, self.first_samples)
         if config.sync_batch_norm and config.world_size > 1:
             module = with_synced_batch_norm(module, device)
-        lengths = getattr(self.train_set, "lengths", None)
-        longest = getattr(self.train_set, "seq_len", 1) if lengths is None else max(map(int, lengths))
-        super().__init__(
-            config,
-            module,
-            device,
-            head_name=head_if_wanted(config, self.first_samples),
-            nominal_targets=config.micro_batch_size * longest,
-            lengths_differ=lengths is not None or bool(config.long_samples),
-        )
+        lengths_differ = getattr(self.train_set, "lengths", None) is not None or bool(config.long_samples)
+        head_name = head_if_wanted(config, self.first_samples)
+        super().__init__(config, module, device, head_name=head_name, lengths_differ=lengths_differ)
+        if self.scaler.is_enabled():
+            self.nominal_targets = self._targets_of_a_micro_batch()
         # In place each change raises the version, of which torch keeps count.
         self._made_buffers = {name: (one, one._version) for name, one in unsaved_buffers(self.module).items()}
         self.num_steps = self.samples_seen = 0
@@ -97,6 +101,15 @@ class Run(Learner):
         self.plan_of_step = functools.lru_cache(PLANS_KEPT)(plans.of_step)
         workers = workers_of(config.data.workers, self.train_set)
         self.feed = Feed(self.train_set, self._asked_from, workers, self.device, config.seed)
+
+    def _targets_of_a_micro_batch(self) -> float:
+        """Return about how many there are, which the model alone can tell: a sample may have one, or one for each of its pixels."""
+        size = self.config.micro_batch_size
+        count = min(size, SAMPLES_TO_CHECK, len(self.first_samples))
+        batch = move(fetch(self.first_samples, range(count)), self.device)
+        _, num_targets = evaluated(self.module, self.loss_function, batch)
+        reshard(self.module)
+        return max(1.0, num_targets * size / count)
 
     def step(self) -> None:
         """One optimizer update from one effective batch."""

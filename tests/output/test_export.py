@@ -607,6 +607,25 @@ def test_a_loop_takes_the_steps_of_the_study(to: str, grows: bool) -> None:
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("to", ["accelerate", "torch"])
+def test_a_loop_in_float16_skips_no_step_at_the_start_however_many_targets_a_sample_has(to: str) -> None:
+    """Accelerate refuses float16 on a CPU, so its loop takes the same steps in float32 here."""
+    small: dict[str, JsonValue] = {
+        "micro_batch_size": 4, "world_size": 1, "effective_batch_size": 8, "sample_budget": 80, "warmup_samples": 16,
+        "precision": "float16", "compile": False,
+    }  # fmt: skip
+    r = recommendation(**small)
+    names, loader = run(export(r, to).replace("'fp16'", "'no'"), {}), uneven_batches(3, 4 * 2**12)
+    model, expected, before = UnevenLoss(), UnevenLoss(), UnevenLoss()
+    names["train"](model, torch.utils.data.DataLoader(loader, batch_size=None), loss_of)  # pyright: ignore[reportArgumentType]
+    reference_steps(expected, r, itertools.cycle(loader), [2] * names["max_steps"])
+    moved, wanted = (
+        torch.cat([(p - old).flatten() for p, old in zip(one.parameters(), before.parameters(), strict=True)])
+        for one in (model, expected)
+    )
+    assert (moved - wanted).norm() < 0.1 * wanted.norm()
+
+
 def reference_steps(
     model: torch.nn.Module, r: Recommendation, batches: Iterator[dict[str, torch.Tensor]], accumulation: list[int]
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
@@ -385,9 +385,33 @@ def gradient(precision: str) -> torch.Tensor:
     return gradient_of_step(cpu_run(config(precision=precision, optimizer={"max_gradient_norm": None})))
 
 
-def test_float16_skips_no_step_at_the_start_however_long_the_sequences_are() -> None:
-    long = {"target": "tests.support.tiny:data", "kwargs": {"num_train": 8, "num_val": 1, "seq_len": 1024}}
-    run = cpu_run(config(precision="float16", data=long))
+def of_pixels() -> tuple[Any, Any]:
+    """A target in each pixel, and nothing that says how many there are."""
+    images = torch.randn(8, 64, 64, 3, generator=torch.Generator().manual_seed(0))
+    rows = [{"input": image, "targets": (image[..., 0] > 0).long()} for image in images]
+    return rows, rows[:1]
+
+
+class OfPixels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        logits = self.head(batch["input"])
+        loss_sum = nn.functional.cross_entropy(logits.flatten(0, 2), batch["targets"].flatten(), reduction="sum")
+        return loss_sum, torch.tensor(batch["targets"].numel())
+
+
+LONG: dict[str, Any] = {
+    "data": {"target": "tests.support.tiny:data", "kwargs": {"num_train": 8, "num_val": 1, "seq_len": 1024}}
+}
+DENSE: dict[str, Any] = {"data": {"target": f"{__name__}:of_pixels"}, "model": {"target": f"{__name__}:OfPixels"}}
+
+
+@pytest.mark.parametrize("of_many_targets", [LONG, DENSE], ids=["long", "dense"])
+def test_float16_skips_no_step_at_the_start_however_many_targets_a_sample_has(of_many_targets: dict[str, Any]) -> None:
+    run = cpu_run(config(precision="float16", **of_many_targets))
     before = [p.detach().clone() for p in run.parameters]
     run.step()
     run.read()

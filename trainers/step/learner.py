@@ -31,16 +31,13 @@ class Learner:
         device: torch.device,
         *,
         head_name: str | None,
-        nominal_targets: int = 1,
         lengths_differ: bool = False,
         distribute: Callable[[nn.Module, TrialConfig, torch.device], nn.Module] = distribute,
     ) -> None:
-        """module: as its seed made it, on the host; it is changed in place. head_name: of `head_if_wanted`.
-
-        nominal_targets: the targets of one micro-batch at most. Divided by them, even a summed loss stays within float16's range.
-        """
+        """module: as its seed made it, on the host; it is changed in place. head_name: of `head_if_wanted`."""
         self.config, self.device, self.module = config, device, module
-        self.nominal_targets = nominal_targets
+        self.nominal_targets = 1.0
+        """What every loss is divided by before its backward pass, so that a sum, too, stays within float16's range."""
         self.num_dropouts_off = 0 if config.dropout else switch_off_dropout(module)
         loss = with_knobs(module, config, head_name)
         self.model = distribute(apply_to_blocks(module, config, lengths_differ=lengths_differ), config, device)

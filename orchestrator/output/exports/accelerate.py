@@ -10,7 +10,7 @@ from batchscout.orchestrator.output.exports.notes import (
     text_of,
     tokens_note,
 )
-from batchscout.orchestrator.output.exports.optimizer_lines import recipe_lines
+from batchscout.orchestrator.output.exports.optimizer_lines import NOMINAL, recipe_lines
 from batchscout.orchestrator.output.exports.schedule_lines import phase_lines
 from batchscout.orchestrator.output.recommendation import Recommendation
 
@@ -53,6 +53,8 @@ def _loop(r: Recommendation) -> list[str]:
     accumulation = "phase_of(step)[2]" if r.ramp else "accelerator.gradient_accumulation_steps"
     grows = ["        accelerator.gradient_accumulation_steps, accelerator.step = accumulation, 0"] if r.ramp else []
     clip = r.optimizer.max_gradient_norm
+    scaled = r.precision == "float16"
+    nominal = "nominal" if scaled else "micro_batch_size"
     return [
         "def train(model, loader, loss_sum):",
         "    # loss_sum(model, batch) returns the summed loss of a micro-batch, and the number of targets in that sum",
@@ -62,6 +64,7 @@ def _loop(r: Recommendation) -> list[str]:
         *(["    model.compile()"] if r.compile else []),
         "    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
         "    batches = itertools.chain.from_iterable(itertools.repeat(loader))",
+        *([f"    nominal = 0.0  # {NOMINAL}"] if scaled else []),
         "    for step in range(max_steps):",
         f"        accumulation = {accumulation}",
         *grows,
@@ -70,10 +73,15 @@ def _loop(r: Recommendation) -> list[str]:
         "            with accelerator.accumulate(model):",
         "                loss, targets = loss_sum(model, batch)",
         "                num_targets += targets",
-        "                accelerator.backward(loss / micro_batch_size)",
+        *(
+            ["                nominal = nominal or max(1.0, accelerator.reduce(num_targets, 'mean').item())"]
+            if scaled
+            else []
+        ),
+        f"                accelerator.backward(loss / {nominal})",
         "        # backward divided by the accumulation, and the ranks' mean by their number",
         "        num_targets = accelerator.reduce(num_targets, 'sum')",
-        "        factor = micro_batch_size * accumulation * accelerator.num_processes / num_targets",
+        f"        factor = {nominal} * accumulation * accelerator.num_processes / num_targets",
         "        accelerator.unscale_gradients()",
         "        for p in model.parameters():",
         "            if p.grad is not None:",

@@ -7,6 +7,9 @@ from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import OptimizerConfig
 from batchscout.trainers.sources.settings import GROUPS
 
+NOMINAL = "targets of the first micro-batch: what is divided by them stays within float16's range"
+"""What a loop in float16 divides each summed loss by, and takes back from the gradient."""
+
 
 def recipe_lines(r: Recommendation) -> list[str]:
     """Return the two functions that a loop takes its learning rate and its optimizer from."""

@@ -10,7 +10,7 @@ from batchscout.orchestrator.output.exports.notes import (
     tokens_note,
     without_ramp,
 )
-from batchscout.orchestrator.output.exports.optimizer_lines import recipe_lines
+from batchscout.orchestrator.output.exports.optimizer_lines import NOMINAL, recipe_lines
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
@@ -52,6 +52,7 @@ def _loop(r: Recommendation) -> list[str]:
         "    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)",
         *(["    device = next(model.parameters()).device"] if cast else []),
         *(["    scaler = torch.amp.GradScaler(device.type)"] if scaled else []),
+        *([f"    nominal = 0.0  # {NOMINAL}"] if scaled else []),
         *(["    model.compile()"] if r.compile else []),
         "    batches = itertools.chain.from_iterable(itertools.repeat(loader))",
         "    for step in range(max_steps):",
@@ -59,11 +60,12 @@ def _loop(r: Recommendation) -> list[str]:
         "        for batch in itertools.islice(batches, accumulation):",
         *loss,
         "            num_targets += targets",
-        f"            {'scaler.scale(loss)' if scaled else 'loss'}.backward()",
+        *(["            nominal = nominal or max(1.0, float(targets))"] if scaled else []),
+        f"            {'scaler.scale(loss / nominal)' if scaled else 'loss'}.backward()",
         *(["        scaler.unscale_(optimizer)"] if scaled else []),
         "        for p in model.parameters():",
         "            if p.grad is not None:",
-        "                p.grad.div_(num_targets)",
+        f"                p.grad.{'mul_(nominal / num_targets)' if scaled else 'div_(num_targets)'}",
         *([] if clip is None else [f"        torch.nn.utils.clip_grad_norm_(model.parameters(), {clip})"]),
         *(["        scaler.step(optimizer)", "        scaler.update()"] if scaled else ["        optimizer.step()"]),
         "        schedule.step()",
