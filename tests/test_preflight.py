@@ -9,6 +9,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ from batchscout.trainers.before.first_pass import FirstPass
 from batchscout.trainers.config import Split
 from batchscout.trainers.errors import Obstacle
 from batchscout.trainers.model.gpt import GPT
+from batchscout.trainers.model.models import initial_module
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 from batchscout.trainers.reporting.evaluation import evaluate
 from tests.support.command_line import Typed
@@ -745,6 +747,25 @@ def test_the_facts_are_those_of_data_model_and_host() -> None:
     assert facts.num_parameters > 256 * 8
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 2**20 < preflight.available_memory_bytes() < 0.9 * host_bytes
+
+
+def test_what_the_users_code_leaves_on_a_gpu_is_given_back_once_it_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This process lives as long as the study, and its runs are to have the memory."""
+    built, kept = list[weakref.ref[nn.Module]](), list[bool]()
+
+    def build(*given: Any) -> nn.Module:
+        model = initial_module(*given)
+        built.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr("batchscout.trainers.model.models.initial_module", build)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: kept.append(any(one() is not None for one in built)))
+    preflight.check(parse_study(STUDY, "study.yaml"), compiles=False)
+    assert built
+    assert kept[-1:] == [False]
 
 
 def test_a_model_with_a_linear_head_is_known_to_go_with_chunks_and_others_are_not_tried() -> None:

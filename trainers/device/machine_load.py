@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,27 @@ def cpu_hertz() -> float | None:
 # What NVML tells of a GPU
 
 
+def _num_others(running: Collection[int]) -> int:
+    """Return how many of these processes are neither this one nor one that waits for it: the study's driver stays on a GPU on which it has
+    built the model. A container may number processes in another way than NVML does; one of them is this one then."""
+    own = number = os.getpid()
+    if own not in running:
+        return max(0, len(running) - 1)
+    waiting = set[int]()
+    while number:
+        waiting.add(number)
+        number = _parent_of(number)
+    return len(set(running) - waiting)
+
+
+def _parent_of(process_id: int) -> int:
+    """Return 0 where it has none, or has ended."""
+    try:
+        return int(Path(f"/proc/{process_id}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 class _Gpu:
     """A GPU's clock, whether it slows itself down, and who else is on it. What the driver does not answer is left
     out: it refuses some of it on a share of a GPU, or without permission."""
@@ -184,8 +205,8 @@ class _Gpu:
                 self.found["gpu_throttle_reasons"] = float(self._reasons)  # NVML's bits, the power limit's among them
                 self._note("gpu_slowed", float(self._slowdowns(pynvml) & reasons != 0))
             with unanswered:
-                others = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1
-                self._note("other_gpu_processes", float(max(0, others)))
+                running = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+                self._note("other_gpu_processes", float(_num_others(running)))
             with unanswered:
                 self._note("gpu_watts", pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
             return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) * 1e6

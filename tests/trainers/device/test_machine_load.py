@@ -99,14 +99,15 @@ class DriverOfAGpu(SimpleNamespace):
     nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
     nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
 
-    def __init__(self, *states: tuple[int, int, int]) -> None:
+    def __init__(self, *states: tuple[int, int, int], pids: tuple[int, ...] = (os.getpid(),)) -> None:
+        self.pids = pids
         clocks, watts, reasons = (iter(figures) for figures in zip(*states, strict=True))
         super().__init__(
             num_states=len(states),
             nvmlInit=lambda: None,
             nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
             nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: next(reasons),
-            nvmlDeviceGetComputeRunningProcesses=lambda _: ["this process"],
+            nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=pid) for pid in self.pids],
             nvmlDeviceGetClockInfo=lambda *_: next(clocks),
             nvmlDeviceGetPowerUsage=lambda _: next(watts),
         )
@@ -144,6 +145,25 @@ def test_what_a_gpu_does_not_answer_costs_no_other_figure(monkeypatch: pytest.Mo
     expected = {"clock_hertz", *(key for question, key in answers.items() if question != refused)}
     assert expected <= found
     assert answers[refused] not in found
+
+
+@pytest.mark.parametrize(
+    ("pids", "others"),
+    [
+        ((os.getpid(),), 0),
+        ((os.getpid(), os.getppid()), 0),
+        ((os.getpid(), os.getppid(), 2**30), 1),
+        ((2**30, 2**30 + 1), 1),
+        ((), 0),
+    ],
+    ids=["alone", "beside the driver", "and another", "numbered otherwise, as outside of a container", "unlisted"],
+)
+def test_whoever_waits_for_this_process_is_no_other_one(
+    monkeypatch: pytest.MonkeyPatch, pids: tuple[int, ...], others: int
+) -> None:
+    """A study's driver that has built a model on the GPU stays on it as long as the study runs."""
+    found = metrics_of_a_gpu(monkeypatch, DriverOfAGpu((1980, 650_000, 0), pids=pids))
+    assert found["other_gpu_processes"] == others
 
 
 def test_a_gpu_that_was_hot_once_was_disturbed_though_it_is_cool_again(monkeypatch: pytest.MonkeyPatch) -> None:
