@@ -25,7 +25,7 @@ from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.reuse import Measurements
 from batchscout.orchestrator.study.state import Conclusion, Study
-from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.study.trial import Proposal, Reuse, TrialState
 from batchscout.trainers.config import Compile
 from tests.support.every import for_every
 from tests.support.frontier_world import LIMIT, World, played
@@ -415,6 +415,25 @@ def test_without_a_limit_what_the_gpu_had_for_its_process_is_the_limit() -> None
     assert of_gpu.chosen.point == of_file.chosen.point
     assert of_gpu.largest.point == of_file.largest.point
     assert of_gpu.largest.peak_memory_bytes <= 0.95 * LIMIT * MIB
+
+
+def test_what_a_gpu_had_when_an_earlier_study_measured_is_no_limit_of_this_one() -> None:
+    """Another process had the rest of it that day."""
+    today = World(device_memory_bytes=LIMIT * MIB)
+
+    def end(known: Known, proposal: Proposal) -> None:
+        today.end(known, proposal)
+        if proposal.id == "frontier-none-m1":
+            trial = known.study.trials[proposal.id]
+            then = trial.metrics | {"device_memory_bytes": 40.0 * MIB}
+            known.study.trials[trial.id] = replace(trial, metrics=then, reused=Reuse("2026-11-01", "runs/earlier"))
+
+    keys: dict[str, Any] = {"sample_budget": 100_000, "memory_limit": None}
+    stage = {"type": "frontier", "activation_checkpointing": list(today.base)}
+    found = Known(stage, **keys).play(end).found(FrontierFindings)
+    alone = played(today, study=keys)[0].found(FrontierFindings)
+    assert found.limit_bytes == LIMIT * MIB
+    assert found.largest.point == alone.largest.point
 
 
 def fresh(known: Known) -> list[str]:

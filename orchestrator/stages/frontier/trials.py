@@ -95,8 +95,10 @@ class FrontierTrials:
         return trial is not None and trial.state.ended and not self.fits(trial)
 
     def limit_bytes(self) -> int | None:
-        """Return the limit of study file or host, or the GPU's memory as the ranks read it; None until one has."""
-        read = [bytes for t in self.all() if (bytes := t.metric("device_memory_bytes")) is not None]
+        """Return the limit of study file or host, or the GPU's memory as the ranks read it; None until one has. What an earlier study's ranks
+        read, when others may have had a part of it, counts until this study's own have."""
+        told = [(t, bytes) for t in self.all() if (bytes := t.metric("device_memory_bytes")) is not None]
+        read = [bytes for t, bytes in told if t.reused is None] or [bytes for _, bytes in told]
         return self.context.limit_bytes() or (int(min(read)) if read else None)
 
     def capacity_bytes(self) -> float | None:
