@@ -38,14 +38,22 @@ class OnTheHost(Optimizer):
         self._step_alone(parameter)
         for name, value in [*state.items()]:
             if _is_moved(value):
-                state[name] = _kept(value, on_host.get(name))
+                state[name] = _kept(value, on_host.get(name), parameter)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)  # which makes groups and state anew, on the device
+        """Load what `state_dict` returned. What is to be on the host is no matter of torch's, which would put all of it on the device at
+        once."""
+        moved, others = dict[Any, dict[str, Tensor]](), dict[Any, dict[str, Any]]()
+        for number, values in state_dict["state"].items():
+            moved[number] = {name: value for name, value in values.items() if _is_moved(value)}
+            others[number] = {name: value for name, value in values.items() if name not in moved[number]}
+        super().load_state_dict({**state_dict, "state": others})  # which makes groups and state anew
         self._share()
-        for state in self.state.values():
-            state.update({name: _kept(value, None) for name, value in state.items() if _is_moved(value)})
-        _wait_for_copies(self.param_groups)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, value in moved.get(number, {}).items():
+                self.state[parameter][name] = _kept(value.to(parameter.dtype), None, parameter)
 
     def _share(self) -> None:
         self._inner.state, self._inner.param_groups = self.state, self.param_groups
@@ -65,11 +73,11 @@ def _is_moved(value: object) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
 
 
-def _kept(value: Tensor, before: Tensor | None) -> Tensor:
-    """Return the value on the host, in the memory that it had there before, if it had any."""
+def _kept(value: Tensor, before: Tensor | None, parameter: nn.Parameter) -> Tensor:
+    """Return a value of the parameter's state on the host, in the memory that it had there before, if it had any."""
     host = before
     if host is None or host.is_cuda or host.shape != value.shape:
-        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=parameter.is_cuda)
     return host.copy_(value, non_blocking=True)
 
 

@@ -3,9 +3,13 @@ host is for `pytest -m cuda`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchscout.trainers.model.activation_offload import SMALLEST_BYTES, ActivationOffload
 from batchscout.trainers.run import Run
@@ -86,3 +90,34 @@ def test_on_a_gpu_it_trains_the_same_in_less_memory(knob: str) -> None:
         del run
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert peaks[1] < peaks[0]
+
+
+class OnTheGpu(TorchDispatchMode):
+    """Sees what is put there that is more than a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        if isinstance(returned, Tensor) and returned.is_cuda and returned.dim():
+            self.found.append(str(func))
+        return returned
+
+
+def test_a_state_is_loaded_without_a_visit_to_the_device() -> None:
+    """With all moments there at once, a run whose weights leave them no room could not go on from its checkpoint. The tensors have no values."""
+    with FakeTensorMode():
+        weights = [nn.Parameter(torch.empty(8, 4, device="cuda")), nn.Parameter(torch.empty(4, device="cuda"))]
+        plain = torch.optim.AdamW([torch.empty_like(weight, device="cpu", requires_grad=True) for weight in weights])
+        for group in plain.param_groups:
+            for weight in group["params"]:
+                weight.grad = torch.zeros_like(weight)
+        plain.step()
+        optimizer = OnTheHost(torch.optim.AdamW(weights))
+        with OnTheGpu() as seen:
+            optimizer.load_state_dict(plain.state_dict())
+    assert not seen.found
+    assert [[*optimizer.state[weight]] for weight in weights] == [["step", "exp_avg", "exp_avg_sq"]] * 2
+    assert {value.device.type for weight in weights for value in optimizer.state[weight].values()} == {"cpu"}
