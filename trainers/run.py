@@ -201,8 +201,8 @@ class Run(Learner):
         ]
         if steps and steps[0].number == 1:
             check_first_loss(steps[0].loss)
-        if self.config.statistics and self._looks_closely():
-            self.meter.observe(read_step(self.optimizer) | (self.norms.read_cosine() if self.norms else {}))
+        if self.norms is not None and self._looks_closely():
+            self.meter.observe(read_step(self.optimizer) | self.norms.read_cosine())
         self.optimizer.zero_grad(set_to_none=True)
         return steps
 
