@@ -108,7 +108,8 @@ class GpuPeak:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the peak so far; what is held now still counts."""
+        """Forget the peak so far; what is held now still counts, and what the allocator keeps of what is not held any more does not."""
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         torch.cuda.reset_accumulated_memory_stats(self.device)
 
