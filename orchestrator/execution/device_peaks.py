@@ -28,7 +28,7 @@ def device_peaks(
         return _with_threads(shape.cpus_per_rank, wanted)
     room = {"num_cpus": shape.cpus_per_rank, "num_gpus": int(shape.use_gpu), "resources": shape.of_its_kind}
     measure = ray.remote(**room, max_calls=1)(_peaks_here)
-    answer = measure.remote(wanted, allow_tf32, on_gpu=shape.use_gpu)
+    answer = measure.remote(wanted, allow_tf32, shape.use_gpu)
     try:
         return ray.get(answer, timeout=SECONDS_TO_MEASURE)
     except GetTimeoutError:
@@ -45,12 +45,12 @@ def _with_threads(num_threads: int, precisions: list[Precision]) -> dict[Precisi
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        return _peaks_here(precisions, allow_tf32=False)  # a CPU has none
+        return _peaks_here(precisions, allow_tf32=False, on_gpu=False)  # a CPU has none
     finally:
         torch.set_num_threads(before)
 
 
-def _peaks_here(precisions: list[Precision], allow_tf32: bool, *, on_gpu: bool = False) -> dict[Precision, DevicePeak]:
+def _peaks_here(precisions: list[Precision], allow_tf32: bool, on_gpu: bool) -> dict[Precision, DevicePeak]:
     if on_gpu:
         require_cuda()  # else these would be its host's
     from batchscout.trainers.device import device_peak

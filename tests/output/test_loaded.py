@@ -126,6 +126,7 @@ def test_rows_of_trials_that_train_in_other_modes_are_told_apart(changed: dict[s
     config = example_config(precision="bfloat16")
     known = Study(config.name)
     add_trial(known, config, "frontier-a", compile=True)
-    add_trial(known, config, "frontier-b", **{"compile": True} | changed)
+    other_mode: dict[str, Any] = {"compile": True} | changed
+    add_trial(known, config, "frontier-b", **other_mode)
     one, other = ({**trial_row(trial), "trial": ""} for trial in known.trials.values())
     assert one != other
