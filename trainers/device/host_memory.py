@@ -11,7 +11,8 @@ import contextlib
 import ctypes
 import gc
 import resource
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -29,6 +30,9 @@ SMALL_STACK_BYTES = 1 << 20
 # Of mallopt(3): a freed block of this size goes back to the kernel at once, and so does a free end of the heap of that size.
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 GIVING_BACK = (64 << 10, 64 << 10)
+MOST_GAPS = (
+    1 << 16
+)  # where the user's environment has it map no blocks (MALLOC_MMAP_MAX_=0), any number would be of the heap
 KEEPING = (32 << 20, 64 << 20)  # what glibc's own thresholds come to once blocks of 32 MiB have been freed
 
 
@@ -112,6 +116,7 @@ class HostPeak:
 
     def __init__(self) -> None:
         _set_allocator(*GIVING_BACK)
+        self._gaps = _gaps_in_the_heap()
         ctypes.CDLL(None).malloc_trim(0)
         self.forget()
         self.idle_resident_bytes = status_bytes("VmRSS") - status_bytes("RssFile")
@@ -125,6 +130,7 @@ class HostPeak:
         if self._of_warm_up is not None:
             return
         self._of_warm_up = self.peak_bytes()
+        self._gaps.close()
         _set_allocator(*KEEPING)
         if HostMemory.limit_bytes is not None:
             soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -140,6 +146,39 @@ class HostPeak:
         if self._of_warm_up is not None:
             return self._of_warm_up
         return max(0, status_bytes("VmHWM") - status_bytes("RssFile") - self.idle_resident_bytes)
+
+
+class _Held:
+    """Blocks of the C library's heap that nobody uses, until they are let go."""
+
+    def __init__(self, blocks: Sequence[int]) -> None:
+        self.close = weakref.finalize(self, _free, blocks)
+
+
+def _gaps_in_the_heap() -> _Held:
+    """Take what earlier runs have left free between blocks that live on: a large block that came to lie there would not go back to the kernel when
+    it is freed, and the peak would be the heap's history after all. Their pages are not touched, so they take no memory."""
+    libc, blocks = ctypes.CDLL(None), list[int]()
+    libc.malloc.restype = ctypes.c_void_p
+    for size in (GIVING_BACK[0] << power for power in range(10, -1, -1)):
+        block = libc.malloc(ctypes.c_size_t(size))
+        while block is not None and not _is_mapped(block) and len(blocks) < MOST_GAPS:
+            blocks.append(block)
+            block = libc.malloc(ctypes.c_size_t(size))
+        if block is not None:
+            libc.free(ctypes.c_void_p(block))
+    return _Held(blocks)
+
+
+def _is_mapped(block: int) -> bool:
+    """True of a block that the kernel has mapped by itself, outside of the heap: the second bit of glibc's header."""
+    return bool(ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value & 2)
+
+
+def _free(blocks: Sequence[int]) -> None:
+    libc = ctypes.CDLL(None)
+    for block in blocks:
+        libc.free(ctypes.c_void_p(block))
 
 
 def _set_allocator(block_bytes: int, end_bytes: int) -> None:
