@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import resource
 import tempfile
@@ -220,6 +221,24 @@ def test_the_peak_of_a_run_is_its_own_and_not_that_of_a_larger_one_before() -> N
     _, small, large, small_again = in_fresh_process(peaks_of_a_run)
     assert large > 2 * small
     assert small_again == pytest.approx(small, rel=0.1)
+
+
+def peak_beside_a_gap() -> float:
+    """The peak in MiB of 20 MiB and, after these, 60 MiB, where an earlier run has left a gap of 24 MiB in the heap."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    HostPeak().end_warm_up()
+    blocks = [libc.malloc(ctypes.c_size_t(size)) for size in (24 * MIB, 8 * MIB)]  # the second one lives on
+    libc.free(ctypes.c_void_p(blocks[0]))
+    peak = HostPeak()
+    for size in (20, 60):
+        tensor = torch.ones(size * MIB, dtype=torch.uint8)
+        del tensor
+    return peak.peak_bytes() / MIB
+
+
+def test_a_gap_that_an_earlier_run_left_in_the_heap_is_no_part_of_a_later_ones_peak() -> None:
+    assert in_fresh_process(peak_beside_a_gap) == pytest.approx(60, abs=4)
 
 
 def pages_of_a_run() -> tuple[list[int], list[float], list[bool]]:
