@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.errors import LossFault, SourceFault
-from batchscout.trainers.sources.held_out import EVERY_TENTH
+from batchscout.trainers.sources.held_out import EVERY_TENTH, batch_size_of
 from batchscout.trainers.sources.kinds import (
     LIGHTNING,
     is_lightning_trainer,
@@ -167,7 +167,7 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     trainer = fit.trainer
     optimizer, schedule = _configured(fit)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(optimizer) | {"max_gradient_norm": None}}
-    keys["batch"] = {"micro_batch_size": train_loader.batch_size or 1}
+    keys["batch"] = {"micro_batch_size": batch_size_of(train_loader)}
     told, run = [*told_of_momentum(optimizer), *_told_of(fit.module)], _run_of(trainer, train_loader)
     if not fit.validates:
         told.append(f"it has no data to validate on, so {EVERY_TENTH}")
@@ -196,7 +196,7 @@ class _Run:
 
 
 def _run_of(trainer: Any, train_loader: DataLoader[Any]) -> _Run:
-    batch, num_samples = train_loader.batch_size or 1, num_samples_of(train_loader.dataset)
+    batch, num_samples = batch_size_of(train_loader), num_samples_of(train_loader.dataset)
     if trainer is None:
         return _Run(None, None, batch, num_batches(train_loader, 1.0))
     processes, accumulation = trainer.num_devices * trainer.num_nodes, trainer.accumulate_grad_batches

@@ -36,7 +36,7 @@ def places_of(loader: DataLoader[Any], where: str = "its DataLoader") -> Sequenc
 
     Raises ValueError where it prefers some, or means their order.
     """
-    sampler, number = loader.sampler, num_samples_of(loader.dataset) or 0
+    sampler, number = sampler_of(loader), num_samples_of(loader.dataset) or 0
     name = type(sampler).__name__
     if isinstance(sampler, RandomSampler) and sampler.replacement:
         name += "(replacement=True)"
@@ -54,11 +54,22 @@ def places_of(loader: DataLoader[Any], where: str = "its DataLoader") -> Sequenc
     )
 
 
-def refuse_batches_of_its_own(loader: Any, where: str) -> None:
-    """Raise ValueError where not a number of samples makes a batch, which is what a study is to choose."""
-    batches = loader.batch_sampler
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """Return what chooses a loader's samples: where batches are chosen, what stands within that. `loader.sampler` is then one that torch
+    has made and does not use. accelerate makes all its loaders so."""
+    return getattr(_batches_of(loader), "sampler", loader.sampler)
+
+
+def _batches_of(loader: DataLoader[Any]) -> Any:
+    batches: Any = loader.batch_sampler
     while hasattr(batches, "batch_sampler"):  # accelerate's, around torch's
         batches = batches.batch_sampler
+    return batches
+
+
+def refuse_batches_of_its_own(loader: Any, where: str) -> None:
+    """Raise ValueError where not a number of samples makes a batch, which is what a study is to choose."""
+    batches = _batches_of(loader)
     if batches is None:
         raise ValueError(
             f"{where} has batch_size=None, so its data set makes the batches, and a study chooses how many samples one has; let the set hold "

@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from batchscout.trainers.before.digests import digests_of_data
 from batchscout.trainers.data.loaders import Loaded, read_by
+from batchscout.trainers.sources.watch.batches import draws_at_will, num_samples_in_pass, validation_loader
 
 SAMPLES = TensorDataset(torch.arange(12))
 MANY = TensorDataset(torch.arange(400))
@@ -68,6 +69,16 @@ class Batches(IterableDataset[torch.Tensor]):
         yield torch.zeros(4, 2)
 
 
+def in_batches(sampler: Any, samples: Any = SAMPLES) -> DataLoader[Any]:
+    return DataLoader(samples, batch_sampler=BatchSampler(sampler, 4, drop_last=True))
+
+
+def prepared(sampler: Any, samples: Any = SAMPLES) -> DataLoader[Any]:
+    """As accelerate makes a loader anew, which a Trainer has it do, too."""
+    accelerate = pytest.importorskip("accelerate")
+    return accelerate.Accelerator(cpu=True).prepare(DataLoader(samples, 4, sampler=sampler)).base_dataloader
+
+
 def loader(**settings: Any) -> Callable[[], DataLoader[Any]]:
     return lambda: DataLoader(settings.pop("samples", SAMPLES), **settings)
 
@@ -91,6 +102,33 @@ def loader(**settings: Any) -> Callable[[], DataLoader[Any]]:
 def test_what_a_study_cannot_do_in_its_place_is_refused_by_name(make: Callable[[], DataLoader[Any]], said: str) -> None:
     with pytest.raises(ValueError, match=f"^the loader {said}"):
         read_by(make(), "the loader")
+
+
+@pytest.mark.parametrize("made", [in_batches, prepared])
+@pytest.mark.parametrize(
+    ("sampler", "name"),
+    [
+        (WeightedRandomSampler(range(1, 13), 12), "WeightedRandomSampler"),
+        (RandomSampler(SAMPLES, replacement=True), r"\w*RandomSampler\(replacement=True\)"),
+        (RandomPart(SAMPLES), "RandomPart"),
+    ],
+)
+def test_samples_that_are_chosen_within_batches_are_refused_alike(
+    made: Callable[..., DataLoader[Any]], sampler: Any, name: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^the loader chooses its samples by a {name}, "):
+        read_by(made(sampler), "the loader")
+
+
+@pytest.mark.parametrize("made", [in_batches, prepared])
+def test_parts_of_a_set_stay_apart_within_batches(made: Callable[..., DataLoader[Any]]) -> None:
+    train, val = made(SubsetRandomSampler(range(8))), made(SubsetRandomSampler(range(8, 12)))
+    parts = [read_by(one, "the loader") for one in (train, val)]
+    assert [[int(row) for (row,) in cast(Loaded, part)] for part in parts] == [[*range(8)], [*range(8, 12)]]
+    assert num_samples_in_pass(train) == 8
+    assert validation_loader(train, [train, val], {"val_loader": val}) is val
+    assert not draws_at_will(train)
+    assert draws_at_will(made(RandomSampler(SAMPLES, replacement=True)))
 
 
 @pytest.mark.parametrize(

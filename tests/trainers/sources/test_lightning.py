@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset, WeightedRandomSampler
 
 from batchscout.trainers.before.changing_loss import changing_with_steps
 from batchscout.trainers.before.first_pass import first_pass
@@ -85,6 +85,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "a callback of one's own": lambda: (*made("plain"), trainer(callbacks=[ReplacesWeights()])),
     "module alone": Module,
     "chosen by weight": lambda: (Module(), Weighted()),
+    "in batches": lambda: (Module(), InBatches()),
     "several loaders": lambda: (Module(), Several()),
     "annealed": lambda: (Annealed(), Data()),
     "watched": lambda: (
@@ -144,6 +145,11 @@ def test_what_module_loader_and_trainer_say_becomes_the_studys_keys() -> None:
     assert said.run_samples == 96
     assert said.keys["schedule"] == {"type": "constant"}
     assert said.keys["loss"]["over"] == "targets", "of one number each there are as many as samples"
+
+
+def test_the_size_of_a_batch_is_known_where_a_sampler_makes_the_batches() -> None:
+    keys = said_of("in batches").keys
+    assert (keys["batch"]["micro_batch_size"], keys["optimizer"]["reference_batch_size"]) == (8, 8)
 
 
 def test_groups_keep_what_sets_them_apart() -> None:
@@ -236,6 +242,11 @@ def times_its_epochs(self: Module, batch: Any, batch_idx: int) -> Any:
 class Weighted(Data):
     def train_dataloader(self) -> Any:
         return DataLoader(self.samples, batch_size=8, sampler=WeightedRandomSampler([1.0] * 32, 32))
+
+
+class InBatches(Data):
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.samples, batch_sampler=BatchSampler(SequentialSampler(self.samples), 8, drop_last=False))
 
 
 class Several(Data):

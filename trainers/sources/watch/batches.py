@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from batchscout.trainers.sources.held_out import held_out, of_places
-from batchscout.trainers.sources.sampling import places_of
+from batchscout.trainers.sources.sampling import places_of, sampler_of
 from batchscout.trainers.sources.settings import num_samples_of
 from batchscout.trainers.sources.watch.statements import compiled
 
@@ -301,7 +301,7 @@ def num_samples_in_source(source: Source) -> int | None:
 
 def draws_at_will(loader: DataLoader[Any]) -> bool:
     """True if it draws samples alike, but some of them several times in a pass, or not at all."""
-    sampler = loader.sampler
+    sampler = sampler_of(loader)
     return isinstance(sampler, RandomSampler) and (
         sampler.replacement or sampler.num_samples != len(sampler.data_source)
     )
@@ -309,13 +309,14 @@ def draws_at_will(loader: DataLoader[Any]) -> bool:
 
 def num_samples_in_pass(loader: DataLoader[Any]) -> int | None:
     """Return how many samples of its set a loader goes through; None of a stream."""
-    return len(loader.sampler) if isinstance(loader.sampler, SubsetRandomSampler) else num_samples_of(loader.dataset)
+    sampler = sampler_of(loader)
+    return len(sampler) if isinstance(sampler, SubsetRandomSampler) else num_samples_of(loader.dataset)
 
 
 def _each_once(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return a loader that takes each of its samples once, and those of no other part of its set; what it does otherwise is for others
     to refuse."""
-    is_otherwise = draws_at_will(loader) or isinstance(loader.sampler, SubsetRandomSampler)
+    is_otherwise = draws_at_will(loader) or isinstance(sampler_of(loader), SubsetRandomSampler)
     return of_places(loader, _places(loader)) if is_otherwise else loader
 
 
@@ -348,7 +349,7 @@ def validation_loader(
     has_a_name = {id(within(value)) for value in named.values()}
     in_order = [by_name[word] for word in _VALIDATES if word in by_name]
     nameless = [one for one in others if id(one) not in has_a_name]
-    plain = [one for one in nameless if isinstance(one.sampler, SequentialSampler) or one.dataset is train.dataset]
+    plain = [one for one in nameless if isinstance(sampler_of(one), SequentialSampler) or one.dataset is train.dataset]
     return next(iter([*in_order, *(plain if len(plain) == 1 else [])]), None)
 
 
@@ -368,7 +369,7 @@ _JOINED = re.compile(f"^({'|'.join((*_TRAINS, *_VALIDATES))})((?:data)?(?:loader
 
 def _is_apart(one: DataLoader[Any], other: DataLoader[Any]) -> bool:
     """True if both go through some samples of one set, and none through a sample of the other."""
-    both = isinstance(one.sampler, SubsetRandomSampler) and isinstance(other.sampler, SubsetRandomSampler)
+    both = isinstance(sampler_of(one), SubsetRandomSampler) and isinstance(sampler_of(other), SubsetRandomSampler)
     return both and not {*places_of(one)} & {*places_of(other)}
 
 
