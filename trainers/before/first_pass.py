@@ -304,7 +304,7 @@ def _look_further(
     counted = changing_with_calls(module, loss, batch, device) if is_short else None
     _look_at_samples(config, module, loss, classes.found, sets, device)
     with classes:
-        check_sum(module, loss, train_set, device)
+        uncertain = check_sum(module, loss, train_set, device)
         try:
             rates = _fixed_rates(config, module)
         except ValueError as error:  # an optimizer that does not fit
@@ -315,7 +315,7 @@ def _look_further(
     if found is not None and isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
     added = _is_told(found) if found else None
-    told = (others_when_read_again(sets), counted, rates, added, not_apart(module, loss, train_set, config))
+    told = (others_when_read_again(sets), counted, rates, uncertain, added, not_apart(module, loss, train_set, config))
     alone_raises = _raised_alone(module, loss, move(fetch(train_set, [0]), device), device)
     return FirstPass(
         "passed",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.batches import fetch, leaves, move, read
+from batchscout.trainers.data.draws import drawing_on_device_from
 from batchscout.trainers.data.packed_rows import Packed
 from batchscout.trainers.data.samples import SampleSet
 from batchscout.trainers.errors import LossFault
@@ -39,6 +42,8 @@ SAMPLES_THAT_ADD_UP = 4
 # Of so many, spread over the set, those that add up are chosen: a set may be sorted by its classes, and one of them rare.
 SAMPLES_TO_CHOOSE_FROM = 128
 SECONDS_TO_CHOOSE = 2.0
+# Of a loss that random numbers move so many draws are compared.
+DRAWS = 32
 
 _TWO_LINES = """return the sum over the targets that count, and their number:
     loss_sum = F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
@@ -46,16 +51,28 @@ _TWO_LINES = """return the sum over the targets that count, and their number:
 or leave the module as it is, and name the criterion in the study file: loss: cross_entropy"""
 
 
-def check_sum(module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device) -> None:
-    """Raise LossFault where the loss is a mean or the targets are not counted. It takes two small forward passes.
+Figures = tuple[float, float]
+"""(loss_sum, num_targets)."""
+OnceAndTwice = tuple[Figures, Figures]
+"""Those of one sample, and of the same sample taken twice."""
+
+
+def check_sum(module: nn.Module, loss: LossFunction, train_set: SampleSet, device: torch.device) -> str | None:
+    """Raise LossFault where the loss is a mean or the targets are not counted; return, in words, that it looks so where random numbers hide
+    it. It takes four small forward passes, and more where what it draws (masks, noise) moves the loss.
 
     With such a loss the gradient is wrong as soon as a batch is split, and nothing else would show it.
     """
     for number in range(min(SAMPLES_TO_CHECK, len(train_set))):
-        once, twice = (evaluated(module, loss, move(fetch(train_set, [number] * n), device)) for n in (1, 2))
-        if all(once) and all(map(math.isfinite, (*once, *twice))):
-            _check_doubling(once, twice)
-            break
+        draws = list[OnceAndTwice]()
+        # A number and not a time: the ranks of a sharded model take each pass together.
+        while len(draws) < 2 or (len(draws) < DRAWS and _tells(draws) and _is_open(draws)):
+            with drawing_on_device_from(len(draws), device):
+                once, twice = (evaluated(module, loss, move(fetch(train_set, [number] * n), device)) for n in (1, 2))
+            draws.append((once, twice))
+        if _tells(draws):
+            return _check_doubling(draws)
+    return None
 
 
 @torch.no_grad()
@@ -73,19 +90,48 @@ def eager() -> contextlib.AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
-def _check_doubling(once: tuple[float, float], twice: tuple[float, float]) -> None:
-    """Compare (loss_sum, num_targets) of one sample with those of the same sample taken twice."""
-    loss_ratio, count_ratio = (after / before for before, after in zip(once, twice, strict=True))
-    if loss_ratio < SUM_OR_MEAN:
-        raise LossFault(
-            f"the model's loss_sum is {once[0]:.4g} for one sample and {twice[0]:.4g} for two equal ones: it is a mean, and "
-            f"every split of a batch would train differently; {_TWO_LINES}"
+def _tells(draws: Sequence[OnceAndTwice]) -> bool:
+    """True where the sample has targets, and losses that are numbers."""
+    has_targets = all(any(once[figure] for once, _ in draws) for figure in (0, 1))
+    return has_targets and all(map(math.isfinite, itertools.chain(*itertools.chain(*draws))))
+
+
+def _is_open(draws: Sequence[OnceAndTwice]) -> bool:
+    """True where more draws tell more: of two that only happen to be equal, too."""
+    return _differ(draws) or any(_beyond_a_mean(draws, figure)[0] < 0 for figure in (0, 1))
+
+
+def _differ(draws: Sequence[OnceAndTwice]) -> bool:
+    first, *others = ((*once, *twice) for once, twice in draws)
+    pairs = itertools.chain.from_iterable(zip(first, other, strict=True) for other in others)
+    return not all(math.isclose(one, other, rel_tol=RANDOM_ABOVE) for one, other in pairs)
+
+
+def _beyond_a_mean(draws: Sequence[OnceAndTwice], figure: int) -> tuple[float, float]:
+    """Return by how much that of two equal samples exceeds what halfway to a sum would have, and how far random numbers alone hardly ever
+    move that. Below 0 it is a mean."""
+    sign = math.copysign(1, sum(once[figure] for once, _ in draws))
+    found = [sign * (twice[figure] - SUM_OR_MEAN * once[figure]) for once, twice in draws]
+    return statistics.fmean(found), 3 * statistics.stdev(found) / math.sqrt(len(found))
+
+
+def _check_doubling(draws: Sequence[OnceAndTwice]) -> str | None:
+    hidden = list[str]()
+    for figure, (name, is_wrong, remedy) in enumerate(
+        (
+            ("loss_sum", "it is a mean, and every split of a batch would train differently", _TWO_LINES),
+            ("num_targets", "it does not count what loss_sum sums over", "return the number of targets in the batch"),
         )
-    if count_ratio < SUM_OR_MEAN:
-        raise LossFault(
-            f"the model's num_targets is {once[1]:g} for one sample and {twice[1]:g} for two equal ones: it does not count "
-            "what loss_sum sums over; return the number of targets in the batch"
-        )
+    ):
+        beyond, error = _beyond_a_mean(draws, figure)
+        one, two = (statistics.fmean(taken[figure] for taken in column) for column in zip(*draws, strict=True))
+        on_average = f", on average over {len(draws)} draws of what is random in it" if _differ(draws) else ""
+        measured = f"the model's {name} is {one:.4g} for one sample and {two:.4g} for two equal ones{on_average}"
+        if beyond < -error:
+            raise LossFault(f"{measured}: {is_wrong}; {remedy}")
+        if beyond < 0:
+            hidden.append(f"{measured}, too few to tell; if {is_wrong}, {remedy}")
+    return ". ".join(hidden) or None
 
 
 @dataclass(frozen=True)

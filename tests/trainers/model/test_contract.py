@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from batchscout.trainers.config import TrialConfig
+from batchscout.trainers.data.draws import drawing_on_device_from
+from batchscout.trainers.errors import LossFault
 from batchscout.trainers.loop import train
+from batchscout.trainers.model import adding_up
 from batchscout.trainers.model.adding_up import check_sum, loss_of_parts
 from batchscout.trainers.model.contract import check_first_loss, check_loss, fake_batch
 from batchscout.trainers.run import Run
@@ -201,3 +205,70 @@ def test_a_run_that_is_asked_to_reports_it_at_its_end(tmp_path: Path) -> None:
     assert ends[-1]["parts_loss_ratio"] == pytest.approx(1, abs=1e-5)
     assert ends[-1]["loss_randomness"] == 0
     assert ends[-1]["num_dropouts_off"] == 4
+
+
+# What is random in a loss
+
+
+class MasksTokens:
+    """One sample of 20 tokens, of which each batch has others to foretell, as a collator of masked language modelling has it."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.arange(20)
+
+    def collate_fn(self, samples: list[Tensor]) -> tuple[Tensor, Tensor]:
+        tokens = torch.stack(samples)
+        return tokens, torch.rand(tokens.shape) < 0.15
+
+
+class OfTokens(nn.Module):
+    """Its losses of the tokens are apart, as those of a pretrained model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = nn.Embedding(20, 1)
+        self.losses.weight.data = torch.linspace(2.0, 4.0, 20).unsqueeze(1)
+
+
+def masked(module: nn.Module, batch: Any, *, mean: bool = False, counts: bool = True) -> tuple[Tensor, Tensor]:
+    tokens, are_targets = batch
+    losses, count = cast(Any, module).losses(tokens).squeeze(-1)[are_targets], are_targets.sum()
+    loss_sum = losses.sum() / (count.clamp(min=1) if mean else 1)
+    return loss_sum, count if counts else torch.tensor(3)
+
+
+def told_of_masked(**how: bool) -> str | None:
+    return check_sum(OfTokens(), functools.partial(masked, **how), MasksTokens(), torch.device("cpu"))
+
+
+def test_a_sum_over_what_is_drawn_at_random_is_a_sum_whatever_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample alone may have more targets drawn than the same sample taken twice, in one of nine draws."""
+    for seed in range(12):
+        seeds_from(1000 * seed, monkeypatch)
+        assert told_of_masked() is None
+
+
+def test_a_mean_or_a_wrong_count_is_found_in_what_is_drawn_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(5):
+        seeds_from(1000 * seed, monkeypatch)
+        with pytest.raises(LossFault, match=r"two equal ones, on average over \d+ draws .*: it is a mean"):
+            told_of_masked(mean=True)
+        with pytest.raises(LossFault, match=r"num_targets is 3 .*: it does not count"):
+            told_of_masked(counts=False)
+
+
+def test_what_its_random_numbers_hide_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adding_up, "DRAWS", 4)
+    monkeypatch.setattr(adding_up, "_beyond_a_mean", lambda draws, figure: (-1.0, 2.0))
+    assert re.search(
+        r"two equal ones, on average over 4 draws .*, too few to tell; if it is a mean", told_of_masked() or ""
+    )
+
+
+def seeds_from(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        adding_up, "drawing_on_device_from", lambda seed, device: drawing_on_device_from(first + seed, device)
+    )
