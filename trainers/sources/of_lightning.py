@@ -7,7 +7,7 @@ import math
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from torch.optim import Optimizer
@@ -67,6 +67,14 @@ class OfLightning(TakesBatch):
         self.batch_idx = 0
         """What training_step is told: the loss does not depend on it (see steps.py)."""
         self._takes_number = len(inspect.signature(inner.training_step).parameters) > 1
+        self._in_evaluation = _in_evaluation(inner)
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module, but what is in evaluation mode before the fit stays so, as in Lightning's loop, which calls no `train`."""
+        super().train(mode)
+        for name in self._in_evaluation:
+            self.inner.get_submodule(name).training = False
+        return self
 
     def forward(self, batch: Any) -> Any:
         step: Any = self.inner.training_step
@@ -86,6 +94,11 @@ class OfLightning(TakesBatch):
                 "batch counts"
             )
         return returned
+
+
+def _in_evaluation(module: nn.Module) -> list[str]:
+    """Return the names of those of its modules that are in evaluation mode, as a frozen or pretrained part may be."""
+    return [name for name, part in module.named_modules() if not part.training]
 
 
 def _misses_its_trainer(module: Any, error: RuntimeError) -> bool:
@@ -245,14 +258,18 @@ def _schedule(module: Any, found: _Scheduled | None, keys: dict[str, Any], run: 
 
 
 def _told_of(module: nn.Module) -> list[str]:
+    told = list[str]()
+    if number := len(_in_evaluation(module)):
+        told.append(f"{number} of its modules are in evaluation mode, and stay so, as in Lightning's fit")
     unheard = [method for method in NOT_CALLED if is_overridden(module, method, LIGHTNING)]
     if not unheard:
-        return []
+        return told
     *first, last = unheard
     names = f"{', '.join(first)} and {last} are" if first else f"{last} is"
     return [
+        *told,
         f"{type(module).__name__}.{names} not called: evaluations take training_step's loss, in evaluation mode, and "
-        "self.log has no effect"
+        "self.log has no effect",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -20,6 +21,7 @@ from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.criteria import MeanLoss
 from batchscout.trainers.data.samples import loaded
 from batchscout.trainers.model.losses import loss_function
+from batchscout.trainers.reporting.evaluation import evaluate
 from batchscout.trainers.sources.adapted import module_of, param_groups
 from batchscout.trainers.sources.lightning_fit import Fit
 from batchscout.trainers.sources.of_lightning import OfLightning
@@ -86,6 +88,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "module alone": Module,
     "chosen by weight": lambda: (Module(), Weighted()),
     "in batches": lambda: (Module(), InBatches()),
+    "partly pretrained": lambda: (PartlyPretrained(), Data()),
     "several loaders": lambda: (Module(), Several()),
     "annealed": lambda: (Annealed(), Data()),
     "watched": lambda: (
@@ -150,6 +153,38 @@ def test_what_module_loader_and_trainer_say_becomes_the_studys_keys() -> None:
 def test_the_size_of_a_batch_is_known_where_a_sampler_makes_the_batches() -> None:
     keys = said_of("in batches").keys
     assert (keys["batch"]["micro_batch_size"], keys["optimizer"]["reference_batch_size"]) == (8, 8)
+
+
+class PartlyPretrained(Module):
+    """Its frozen part is put into evaluation mode when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)).eval().requires_grad_(False)
+        self.modes = list[list[bool]]()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.modes.append([part.training for part in self.modules()])
+        return super().training_step((self.frozen(batch[0]), batch[1]), batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore")  # what Lightning's loop warns of is its own
+def test_what_is_in_evaluation_mode_before_the_fit_stays_so_as_in_lightnings_own_trainer() -> None:
+    run = cpu_run(trial("partly pretrained", statistics=False))
+    ours = cast(Any, run.module).inner
+    evaluate(run)
+    ours.modes.clear()
+    run.step()
+    module = PartlyPretrained()
+    trainer(max_steps=1, num_sanity_val_steps=0).fit(module, Data())
+    assert ours.modes == module.modes
+    assert not ours.frozen[0].num_batches_tracked
+    copied = cast(Any, copy.deepcopy(run.module).train()).inner
+    assert (copied.first.training, copied.frozen[1].training) == (True, False)
+    assert (
+        "3 of its modules are in evaluation mode, and stay so, as in Lightning's fit"
+        in said_of("partly pretrained").told
+    )
 
 
 def test_groups_keep_what_sets_them_apart() -> None:
