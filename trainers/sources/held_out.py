@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from batchscout.trainers.sources.sampling import places_of, refuse_batches_of_its_own
@@ -12,7 +16,16 @@ from batchscout.trainers.sources.settings import num_samples_of
 
 EVERY = 10
 """Of so many training samples one is held out where there are no others to validate on."""
-EVERY_TENTH = "every tenth sample is held out and only evaluated"
+
+
+def every_tenth(samples: Any) -> str:
+    """Return, in words, what is held out of a set."""
+    drawn = (
+        ", and what its stream draws, such as its order, is the same in each pass"
+        if num_samples_of(samples) is None
+        else ""
+    )
+    return f"every tenth sample is held out and only evaluated{drawn}"
 
 
 def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]:
@@ -34,21 +47,35 @@ def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]
 
 
 class Tenths(IterableDataset[Any]):
-    """A stream without every tenth sample, or these alone."""
+    """A stream without every tenth sample, or these alone. What it draws is the same in every pass and run."""
 
     def __init__(self, stream: Any, *, held_out: bool) -> None:
         self.stream, self.held_out = stream, held_out
 
     def __iter__(self) -> Iterator[Any]:
-        number = -1
-        for number, one in enumerate(self.stream):
+        # A stream may draw its order. In another one the samples at these places would be among those that are trained on.
+        # Whoever reads it sets seeds of its own for each sample, and gives the generators back.
+        _draw_from(0)
+        number, samples = 0, iter(self.stream)
+        while True:
+            _draw_from(number + 1)
+            found = list(itertools.islice(samples, 1))
+            if not found:
+                break
             if (number % EVERY == EVERY - 1) == self.held_out:
-                yield one
-        if number < EVERY - 1:
+                yield found[0]
+            number += 1
+        if number < EVERY:
             raise ValueError(
-                f"there are no data to validate on, and too few samples in its stream ({number + 1}, at least {EVERY}) to "
+                f"there are no data to validate on, and too few samples in its stream ({number}, at least {EVERY}) to "
                 "hold one out; give it data to validate on, too"
             )
+
+
+def _draw_from(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 def of_places(loader: DataLoader[Any], places: Sequence[int]) -> DataLoader[Any]:

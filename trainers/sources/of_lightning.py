@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from batchscout.trainers.errors import LossFault, SourceFault
-from batchscout.trainers.sources.held_out import EVERY_TENTH, batch_size_of
+from batchscout.trainers.sources.held_out import batch_size_of, every_tenth
 from batchscout.trainers.sources.kinds import (
     LIGHTNING,
     is_lightning_trainer,
@@ -183,7 +183,7 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     keys["batch"] = {"micro_batch_size": batch_size_of(train_loader)}
     told, run = [*told_of_momentum(optimizer), *_told_of(fit.module)], _run_of(trainer, train_loader)
     if not fit.validates:
-        told.append(f"it has no data to validate on, so {EVERY_TENTH}")
+        told.append(f"it has no data to validate on, so {every_tenth(train_loader.dataset)}")
     if trainer is not None:
         told += _of_trainer(trainer, keys)
     keys["optimizer"]["reference_batch_size"] = run.samples_per_step

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from batchscout.trainers.having import having
-from batchscout.trainers.sources.held_out import EVERY_TENTH
+from batchscout.trainers.sources.held_out import every_tenth
 from batchscout.trainers.sources.kinds import is_overridden, library_of, refuse_callback
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys, rate_of
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_schedule, told_of_momentum
@@ -133,7 +133,7 @@ def _schedule(trainer: Any, optimizer: Optimizer, keys: dict[str, Any], num_step
 
 def _told_of(trainer: Any) -> Iterable[str]:
     if trainer.eval_dataset is None:
-        yield f"it has no eval_dataset, so {EVERY_TENTH}"
+        yield f"it has no eval_dataset, so {every_tenth(trainer.train_dataset)}"
     told = vars(trainer.args)
     if told.get("activation_checkpointing", told.get("gradient_checkpointing", False)):  # its two names
         yield "gradient_checkpointing is the study's to decide"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
+from batchscout.trainers.data.streams import Stream, StreamReader
 from batchscout.trainers.sources.held_out import Tenths, held_out
 
 
@@ -21,6 +24,42 @@ def test_each_sample_of_a_stream_is_trained_on_or_held_out(count: int) -> None:
 def test_a_stream_of_which_none_can_be_held_out_is_refused(kept: bool) -> None:
     with pytest.raises(ValueError, match=r"\(9, at least 10\).*; give it data to validate on"):
         list(Tenths(range(9), held_out=kept))
+
+
+class Shuffled(IterableDataset[int]):
+    """Files in another order whenever it begins, as the seed has it."""
+
+    def __init__(self, *, at_once: bool) -> None:
+        self.at_once = at_once
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.drawn()) if self.at_once else (one for one in self.drawn())
+
+    def drawn(self) -> list[int]:
+        return random.sample(range(60), 60)
+
+
+class Buffered(IterableDataset[int]):
+    """Each sample is drawn from a buffer of the next ones."""
+
+    def __iter__(self) -> Iterator[int]:
+        buffer = list[int]()
+        for one in range(60):
+            buffer.append(one)
+            if len(buffer) == 8:
+                yield buffer.pop(random.randrange(8))
+        yield from buffer
+
+
+@pytest.mark.parametrize("stream", [Shuffled(at_once=True), Shuffled(at_once=False), Buffered()])
+def test_what_is_held_out_of_a_stream_that_shuffles_is_trained_on_in_no_pass_and_with_no_seed(stream: Any) -> None:
+    train, val = (Stream(loader.dataset, "it", loader) for loader in held_out(DataLoader(stream)))
+    held = set(val.first(6))
+    assert len(held) == 6
+    for seed in (0, 1, 2):
+        trained = StreamReader(train, 0, None, seed).take(range(162), 0)
+        assert len({*trained}) == 54
+        assert not held & {*trained}
 
 
 @pytest.mark.parametrize("own", [{"batch_sampler": [[0, 1], [2, 3]] * 20}, {"batch_size": None}])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from batchscout.trainers.sources.held_out import EVERY_TENTH
+from batchscout.trainers.sources.held_out import every_tenth
 from batchscout.trainers.sources.optimizers import optimizer_keys
 from batchscout.trainers.sources.schedules import take_rates, told_of_momentum
 from batchscout.trainers.sources.settings import Settings
@@ -190,7 +190,7 @@ def _told(loop: Loop) -> Iterator[str]:
     if isinstance(source, FromLoader) and loop.validation is None:
         others = {loop.name_of(one) for one in loop.seen.loaders if one.dataset is not source.loader.dataset}
         named = f"no other loader of the script ({', '.join(sorted(others))}) has a name of validation data (val_loader, say)"
-        yield f"{named if others else 'no other loader of the script is of validation data'}, so {EVERY_TENTH}"
+        yield f"{named if others else 'no other loader of the script is of validation data'}, so {every_tenth(source.loader.dataset)}"
     if is_for_tests(name := _name_of_validation(loop)):
         yield (
             f"no validation data were found, so the study chooses by {name}; a test score on it afterwards looks better than it is"
