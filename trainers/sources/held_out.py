@@ -20,19 +20,19 @@ EVERY = 10
 
 def every_tenth(samples: Any) -> str:
     """Return, in words, what is held out of a set."""
-    drawn = (
-        ", and what its stream draws, such as its order, is the same in each pass"
-        if num_samples_of(samples) is None
-        else ""
-    )
+    drawn = ", and what its stream draws, such as its order, is the same in each pass" if _is_stream(samples) else ""
     return f"every tenth sample is held out and only evaluated{drawn}"
+
+
+def _is_stream(samples: Any) -> bool:
+    return isinstance(samples, IterableDataset) or num_samples_of(samples) is None  # some streams tell a length
 
 
 def held_out(loader: DataLoader[Any]) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Return the loader in two: its samples but every tenth, and these. Raises ValueError where there are too few, or where a study
     could not batch them."""
     refuse_batches_of_its_own(loader, "its DataLoader")
-    if num_samples_of(loader.dataset) is None:
+    if _is_stream(loader.dataset):
         stream = loader.dataset
         return _with_set(loader, Tenths(stream, held_out=False)), _with_set(loader, Tenths(stream, held_out=True))
     places = places_of(loader)

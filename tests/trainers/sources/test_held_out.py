@@ -62,6 +62,18 @@ def test_what_is_held_out_of_a_stream_that_shuffles_is_trained_on_in_no_pass_and
         assert not held & {*trained}
 
 
+class WithLength(Shuffled):
+    """As Lightning and tqdm ask for."""
+
+    def __len__(self) -> int:
+        return 60
+
+
+def test_of_a_stream_that_tells_its_length_every_tenth_sample_is_held_out_as_of_another() -> None:
+    train, val = held_out(DataLoader(WithLength(at_once=True)))
+    assert (len(list(train)), len(list(val))) == (54, 6)
+
+
 @pytest.mark.parametrize("own", [{"batch_sampler": [[0, 1], [2, 3]] * 20}, {"batch_size": None}])
 def test_batches_that_a_loader_makes_itself_are_refused(own: dict[str, Any]) -> None:
     samples: Any = range(40)
