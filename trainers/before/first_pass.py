@@ -21,6 +21,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
+from batchscout.trainers.before.apart import not_held_apart
 from batchscout.trainers.before.changing_loss import changing_with_calls, changing_with_steps
 from batchscout.trainers.before.classes import Classes, ClassesSeen
 from batchscout.trainers.before.digests import digest_of_model, digests_of_data
@@ -315,7 +316,15 @@ def _look_further(
     if found is not None and isinstance(config.loss, MeanLoss):
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
     added = _is_told(found) if found else None
-    told = (others_when_read_again(sets), counted, rates, uncertain, added, not_apart(module, loss, train_set, config))
+    told = (
+        not_held_apart(sets),
+        others_when_read_again(sets),
+        counted,
+        rates,
+        uncertain,
+        added,
+        not_apart(module, loss, train_set, config),
+    )
     alone_raises = _raised_alone(module, loss, move(fetch(train_set, [0]), device), device)
     return FirstPass(
         "passed",
