@@ -229,7 +229,7 @@ def _by_workers(
         collate_fn=_as_it_is,
         pin_memory=pinned,
         timeout=workers.timeout,
-        worker_init_fn=functools.partial(begin_worker, init=workers.init, parent=os.getpid()),
+        worker_init_fn=functools.partial(begin_worker, workers=workers, parent=os.getpid()),
         multiprocessing_context=workers.context,
         prefetch_factor=workers.prefetch_factor,
     )

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Subset
 
 from batchscout.trainers.data.streams import Stream, is_stream, tell_alike
 from batchscout.trainers.data.workers import Workers
-from batchscout.trainers.sources.sampling import places_of, refuse_batches_of_its_own
+from batchscout.trainers.sources.sampling import places_of, refuse_batches_of_its_own, whole_of
 
 KEPT_OF_A_PART = ("seq_len", "vocab_size")
 KEPT = (*KEPT_OF_A_PART, "content_hash")
@@ -72,6 +72,7 @@ def workers_of(asked: int | None, samples: Any) -> Workers:
         loader.worker_init_fn,
         loader.multiprocessing_context or "fork",
         loader.timeout,
+        whole_of(loader),
     )
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
+
 from batchscout.trainers.descendants import end_with
 from batchscout.trainers.errors import first_of, raised_where
 
@@ -37,6 +39,8 @@ class Workers:
     """How they are started."""
     timeout: float = 0
     """The seconds after which a batch that has not come is an error; 0: never."""
+    dataset: Any = None
+    """What a worker is told that it reads, which `init` may open files in: the set of the user's own DataLoader."""
 
 
 class WorkerFault(Exception):
@@ -101,11 +105,13 @@ def ended_early(exit_code: int, num_workers: int, *, ran_out: bool) -> WorkerFau
     return WorkerFault(f"{how}; see what ended it, or debug it with data.workers: 0")
 
 
-def begin_worker(number: int, *, init: Callable[[int], Any] | None, parent: int) -> None:
+def begin_worker(number: int, *, workers: Workers, parent: int) -> None:
     """Make this process a worker that ends with the run, and is not held to the rank's memory limit."""
     if not end_with(parent):
         os._exit(1)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-    if init is not None:
-        init(number)
+    if workers.dataset is not None:  # torch names its own loader's, which is around it
+        object.__setattr__(torch.utils.data.get_worker_info(), "dataset", workers.dataset)
+    if workers.init is not None:
+        workers.init(number)

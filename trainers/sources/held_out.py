@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from batchscout.trainers.sources.sampling import places_of, refuse_batches_of_its_own
+from batchscout.trainers.sources.sampling import places_of, refuse_batches_of_its_own, whole_of
 from batchscout.trainers.sources.settings import num_samples_of
 
 EVERY = 10
@@ -83,7 +83,7 @@ def of_places(loader: DataLoader[Any], places: Sequence[int]) -> DataLoader[Any]
 
 
 def _with_set(loader: DataLoader[Any], samples: Any) -> DataLoader[Any]:
-    return DataLoader(
+    made = DataLoader(
         samples,
         batch_size_of(loader),
         shuffle=False,
@@ -91,6 +91,8 @@ def _with_set(loader: DataLoader[Any], samples: Any) -> DataLoader[Any]:
         collate_fn=loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
     )
+    made.whole = whole_of(loader)  # pyright: ignore[reportAttributeAccessIssue]
+    return made
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:

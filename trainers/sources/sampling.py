@@ -60,6 +60,11 @@ def sampler_of(loader: DataLoader[Any]) -> Any:
     return getattr(_batches_of(loader), "sampler", loader.sampler)
 
 
+def whole_of(loader: DataLoader[Any]) -> Any:
+    """Return the set that a loader of the user's own reads, where it was made anew for a part of that, too."""
+    return getattr(loader, "whole", loader.dataset)
+
+
 def _batches_of(loader: DataLoader[Any]) -> Any:
     batches: Any = loader.batch_sampler
     while hasattr(batches, "batch_sampler"):  # accelerate's, around torch's

@@ -8,20 +8,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.draws import drawing_apart, drawing_from
+from batchscout.trainers.data.feed import Ask, Feed
+from batchscout.trainers.data.loaders import read_by, workers_of
 from batchscout.trainers.data.workers import WorkerFault, codes_of_ended, ended_early
 from batchscout.trainers.device.out_of_memory import is_out_of_memory
 from batchscout.trainers.loop import train
 from batchscout.trainers.report import Answer, Report
 from batchscout.trainers.reporting.evaluation import evaluate
+from batchscout.trainers.sources.held_out import held_out
 from batchscout.trainers.speed import throughput
 from batchscout.trainers.speed.throughput import NUM_WARMUP_STEPS, Pace, StepClock
 from tests.support import fed
@@ -96,6 +101,47 @@ def test_a_loaders_workers_are_kept_unless_the_study_file_says_otherwise(
     assert run.feed.workers.number == gets
     assert run.metrics()["data_workers"] == gets
     assert run.feed.workers.prefetch_factor == (3 if has else 2)
+
+
+class OpenedInItsWorker(Dataset[Any]):
+    """Each worker opens what it reads, as a file of HDF5, which no fork survives."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.opened = kind, 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        assert info.dataset is self
+        return index + self.opened
+
+
+class StreamOpenedInItsWorker(OpenedInItsWorker, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return (index + self.opened for index in range(40))
+
+
+def opens(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    own: Any = info.dataset
+    own.opened = {"a set": 1000, "a stream": 1000}[own.kind]
+
+
+@pytest.mark.parametrize("holds_out", [False, True])
+@pytest.mark.parametrize("samples", [OpenedInItsWorker("a set"), StreamOpenedInItsWorker("a stream")])
+def test_what_begins_a_worker_finds_the_set_of_its_loader(samples: Any, holds_out: bool) -> None:
+    loader: DataLoader[Any] = DataLoader(samples, 4, num_workers=1, worker_init_fn=opens)
+    if holds_out:
+        loader, _ = held_out(loader)
+    found = read_by(loader, "the loader")
+    ask = Ask([3, 4], 0, 2, 0, is_last=True, seed=0)
+    feed = Feed(found, lambda _: iter([ask]), workers_of(None, found), torch.device("cpu"), seed=0)
+    assert feed.batch(0, 0).tolist() == [1003, 1004]
+    feed.close()
 
 
 @pytest.mark.parametrize("how", ["raises", "raises, and has run out of memory"])
