@@ -25,7 +25,7 @@ REMEDY = "val_loss then shows no overfitting; give it data to validate on that a
 def not_held_apart(sets: Mapping[str, SampleSet]) -> str | None:
     """Return, in words, how validation samples are of what is trained on, where both are parts of one set; None where that was not seen.
     sets: by their names."""
-    (whole, trained), (other, validated) = map(_whole_and_places, (sets["training"], sets["validation"]))
+    (whole, trained), (other, validated) = map(whole_and_places, (sets["training"], sets["validation"]))
     if whole is not other or isinstance(whole, list) or len(whole) < NUM_COMPARED:
         return None
     try:
@@ -44,7 +44,7 @@ def not_held_apart(sets: Mapping[str, SampleSet]) -> str | None:
     return None
 
 
-def _whole_and_places(samples: Any) -> tuple[Any, Sequence[int]]:
+def whole_and_places(samples: Any) -> tuple[Any, Sequence[int]]:
     """Return the set that samples are a part of, and their places in it."""
     places: Sequence[int] = range(len(samples))
     while isinstance(samples, Loaded | Subset):

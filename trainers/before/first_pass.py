@@ -21,7 +21,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from batchscout.trainers.before.apart import not_held_apart
+from batchscout.trainers.before.apart import not_held_apart, whole_and_places
 from batchscout.trainers.before.changing_loss import changing_with_calls, changing_with_steps
 from batchscout.trainers.before.classes import Classes, ClassesSeen
 from batchscout.trainers.before.digests import digest_of_model, digests_of_data
@@ -35,6 +35,7 @@ from batchscout.trainers.before.tokens_of_weights import check_tokens
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.criteria import CrossEntropyCriterion, MeanLoss
 from batchscout.trainers.data.batches import fetch, move
+from batchscout.trainers.data.loaders import tells_lengths
 from batchscout.trainers.data.order import of_every_part
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, SampleSet, first_of, load_data
 from batchscout.trainers.data.workers import named
@@ -317,6 +318,7 @@ def _look_further(
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
     added = _is_told(found) if found else None
     told = (
+        _lengths_not_taken(sets),
         not_held_apart(sets),
         others_when_read_again(sets),
         counted,
@@ -334,6 +336,21 @@ def _look_further(
         adds_up=found is None,
         alone_raises=alone_raises,
         in_chunks=another_in_chunks(module, config, move(batch, device)),  # the last: it changes the module
+    )
+
+
+def _lengths_not_taken(sets: Mapping[str, SampleSet]) -> str | None:
+    """Return, in words, that a set has `lengths` that are not those of its samples; None where none has."""
+    wholes = {name: whole_and_places(samples)[0] for name, samples in sets.items()}
+    has = (
+        f"the {name} data"
+        for name, whole in wholes.items()
+        if getattr(whole, "lengths", None) is not None and not tells_lengths(whole)
+    )
+    named = " and ".join(has)
+    return named and (
+        f"{named} have `lengths` that are not one number for each sample, and are not taken for how long these are; where they are meant to be, "
+        "make them so"
     )
 
 

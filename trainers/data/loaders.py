@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, Subset
@@ -85,7 +85,7 @@ def lengths_told(samples: Any, members: Collection[str] = ()) -> Sequence[int] |
     if isinstance(samples, Loaded):
         told = lengths_told(samples.whole, members)
         return told if told is None or samples.places is None else [told[place] for place in samples.places]
-    if hasattr(samples, "lengths"):
+    if tells_lengths(samples):
         return samples.lengths
     has = getattr(samples, "column_names", None) or ()
     if not hasattr(samples, "with_format") or not {*(members or TOKENS[:1])} <= {*has}:
@@ -99,6 +99,17 @@ def lengths_told(samples: Any, members: Collection[str] = ()) -> Sequence[int] |
     lengths = [pyarrow.compute.call_function("list_value_length", [column]) for column in lists]
     found = pyarrow.compute.call_function("max_element_wise", lengths).to_pylist()
     return found if len(set(found)) > 1 else None
+
+
+def tells_lengths(samples: Any) -> bool:
+    """True if its `lengths` are a number for each sample: a set may have some of another meaning, such as those of its files."""
+    lengths: Any = getattr(samples, "lengths", None)
+    if not hasattr(lengths, "__len__") or isinstance(lengths, Mapping) or len(lengths) != len(samples):
+        return False
+    try:
+        return all(float(lengths[place]) >= 0 for place in (0, len(samples) - 1))
+    except (TypeError, ValueError, LookupError):
+        return False
 
 
 def _is_list(kind: Any) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from batchscout.trainers.config import DataConfig, call_target, target_of
 from batchscout.trainers.data.chat import chat
-from batchscout.trainers.data.loaders import read_by
+from batchscout.trainers.data.loaders import KEPT, read_by, tells_lengths
 from batchscout.trainers.data.packed_rows import Packed
 from batchscout.trainers.data.padding import Padded
-from batchscout.trainers.data.streams import Stream, is_stream
+from batchscout.trainers.data.streams import Stream, is_stream, tell_alike
 from batchscout.trainers.data.text import hf, python_stdlib, text
 from batchscout.trainers.sources.adapted import loaders_of
 from batchscout.trainers.sources.held_out import held_out
@@ -94,4 +94,8 @@ def _set_in(one: Any, name: str, target: str) -> Samples:
             f"data.target '{target}' returned a {type(one).__name__} as its {name} set; return a map-style data set, with __len__ and "
             "__getitem__, or a stream, with __iter__"
         )
-    return one
+    if getattr(one, "lengths", None) is None or not len(one) or tells_lengths(one):
+        return one
+    without_lengths = Subset(one, range(len(one)))
+    tell_alike(without_lengths, one, (*KEPT, "collate_fn", "__getitems__"))
+    return without_lengths

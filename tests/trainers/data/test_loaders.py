@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any, cast
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -23,7 +24,11 @@ from torch.utils.data import (
 )
 
 from batchscout.trainers.before.digests import digests_of_data
+from batchscout.trainers.before.first_pass import _lengths_not_taken
+from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.loaders import Loaded, read_by
+from batchscout.trainers.data.order import longest
+from batchscout.trainers.data.samples import loaded
 from batchscout.trainers.sources.watch.batches import draws_at_will, num_samples_in_pass, validation_loader
 
 SAMPLES = TensorDataset(torch.arange(12))
@@ -161,6 +166,47 @@ def test_of_a_part_of_a_set_a_study_takes_that_part_with_its_lengths() -> None:
     assert [int(found[place][0]) for place in range(len(found))] == [2, 5, 7]
     assert found.lengths == [3, 6, 8]
     assert not hasattr(found, "content_hash")
+
+
+OTHER_LENGTHS: list[Any] = [
+    [5, 7],
+    [*range(20)],
+    {"a": 3},
+    lambda: 12,
+    12,
+    ["a"] * 12,
+    [[1]] * 12,
+    {place: place for place in range(12)},
+]
+
+
+@pytest.mark.parametrize("lengths", OTHER_LENGTHS, ids=str)
+@pytest.mark.parametrize(
+    "made",
+    [lambda samples: samples, DataLoader, lambda samples: DataLoader(samples, sampler=SubsetRandomSampler([3, 1]))],
+)
+def test_lengths_of_another_meaning_are_not_taken_for_those_of_the_samples(
+    made: Callable[[Any], Any], lengths: Any
+) -> None:
+    """As of a set of windows, the lengths of its files."""
+    samples: Any = TensorDataset(torch.arange(12))
+    samples.lengths, samples.seq_len = lengths, 9
+    train, val = loaded((made(samples), made(samples)), "mine:data")
+    assert not hasattr(train, "lengths")
+    assert len(longest(cast(Any, train), 2)) == 2
+    assert fetch(cast(Any, train), [0, 1])[0].tolist() == ([1, 3] if len(cast(Any, train)) == 2 else [0, 1])
+    assert "have `lengths` that are not one number for each" in (
+        _lengths_not_taken({"training": cast(Any, train), "validation": cast(Any, val)}) or ""
+    )
+
+
+@pytest.mark.parametrize("lengths", [list(range(1, 13)), torch.arange(12), np.arange(12.0)], ids=str)
+def test_one_number_for_each_sample_is_how_long_it_is(lengths: Any) -> None:
+    samples: Any = TensorDataset(torch.arange(12))
+    samples.lengths = lengths
+    train, val = loaded((samples, samples), "mine:data")
+    assert longest(cast(Any, train), 2) == [11, 10]
+    assert not _lengths_not_taken({"training": cast(Any, train), "validation": cast(Any, val)})
 
 
 def test_a_set_of_datasets_is_known_by_what_it_holds_and_not_by_a_fingerprint_that_each_process_makes_anew() -> None:
