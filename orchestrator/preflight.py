@@ -307,7 +307,7 @@ def check_new_study(config: StudyConfig, *, is_local: bool, compiles: bool, say:
     facts = replace(
         facts,
         memory_knobs=_without_another_loss(facts.memory_knobs, config, found.in_chunks),
-        evaluated_together=None if found.adds_up else _evaluated_together(config),
+        evaluated_together=None if found.adds_up and not found.val_draws else _evaluated_together(config),
         alone_raises=found.alone_raises,
         pass_seconds=found.seconds if is_local else None,
         blocks_differ_again=found.differs_again,
@@ -335,8 +335,8 @@ def check_new_study(config: StudyConfig, *, is_local: bool, compiles: bool, say:
 
 
 def _evaluated_together(config: StudyConfig) -> int:
-    """Return how many samples to evaluate at a time where the loss of a sample depends on those beside it: the micro-batch that the study
-    file gives, or else the smallest that a trial may have, since any trial has the memory for that. Of one alone some losses are always 0."""
+    """Return how many samples to evaluate at a time where the loss of a sample, or what is drawn for it, depends on those beside it: the
+    micro-batch that the study file gives, or else the smallest that a trial may have, since any trial has the memory for that. Of one alone some losses are always 0."""
     if config.batch.micro_batch_size is not None:
         return config.batch.micro_batch_size
     return max(2, min(_sizes_asked_for(config)[1:], default=1))

@@ -40,12 +40,13 @@ from batchscout.trainers.model.gpt import GPT
 from batchscout.trainers.model.models import initial_module
 from batchscout.trainers.notices import Notice, NoticeKind, heard_by
 from batchscout.trainers.reporting.evaluation import evaluate
+from tests.support import fed
 from tests.support.command_line import Typed
 from tests.support.every import for_every
 from tests.support.processes import HANGS_AFTER_SECONDS, python
 from tests.support.storage import fault, on_failing_storage
 from tests.support.studies import ON_TEXT
-from tests.support.tiny import cpu_run
+from tests.support.tiny import cpu_run, data
 
 # Their few samples are met often; whoever hears notices hears of that all the same.
 pytestmark = pytest.mark.filterwarnings("ignore:runs see each of the:UserWarning")
@@ -826,6 +827,32 @@ def among_those_beside_it(module: nn.Module, batch: dict[str, torch.Tensor]) -> 
     found = module(batch["input_ids"]).mean(1)
     own = torch.arange(len(found))
     return nn.functional.cross_entropy(found @ found.T, own, reduction="sum"), torch.tensor(len(own))
+
+
+def drawn_to_validate() -> tuple[Any, Any]:
+    """Validation samples are drawn for each batch, as masks and crops are."""
+    train, val = data()
+    return train, fed.Drawing(val)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "expected"), [("drawn_to_validate", 8), ("data", None)])
+def test_where_validation_samples_are_drawn_trials_of_every_micro_batch_are_judged_by_the_same(
+    target: str, expected: int | None
+) -> None:
+    study: dict[str, Any] = {
+        "name": "one",
+        "model": {"target": "gpt", "kwargs": {"hidden_dim": 16, "num_layers": 1, "num_heads": 2}},
+        "data": {"target": f"tests.test_preflight:{target}"},
+        "batch": {"micro_batch_size": 8},
+        "optimizer": {"reference_batch_size": 8},
+        "sample_budget": 64,
+        "evaluation_samples": 16,
+    }
+    config, said = parse_study(study, "one"), list[str]()
+    facts = preflight.check_new_study(config, is_local=True, compiles=False, say=said.append)
+    assert facts.evaluated_together == expected
+    assert any("whatever its micro-batch, so that all are judged by one loss" in one for one in said) == bool(expected)
 
 
 @pytest.mark.slow

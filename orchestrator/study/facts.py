@@ -23,7 +23,8 @@ class Facts:
     long_samples: tuple[int, ...] | None = None
     """The indices of the longest training samples that were found, where they differ in size and the set does not tell their lengths."""
     evaluated_together: int | None = None
-    """How many samples every trial is evaluated with at a time, where the losses of samples were seen not to add up."""
+    """How many samples every trial is evaluated with at a time, where the losses of samples were seen not to add up, or their batches
+    to be drawn."""
     num_parameters: int | None = None
     num_batch_norms: int | None = None
     num_blocks: int | None = None

@@ -30,7 +30,7 @@ from batchscout.trainers.before.given import given_text
 from batchscout.trainers.before.in_chunks import another_in_chunks
 from batchscout.trainers.before.own_process import asked, own_process
 from batchscout.trainers.before.pass_seconds import LONGEST_TO_REPEAT_SECONDS, pass_seconds
-from batchscout.trainers.before.read_again import check_begins_anew, others_when_read_again
+from batchscout.trainers.before.read_again import check_begins_anew, draws, others_when_read_again
 from batchscout.trainers.before.tokens_of_weights import check_tokens
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.criteria import CrossEntropyCriterion, MeanLoss
@@ -102,6 +102,8 @@ class FirstPass:
     """passed: how many targets the first samples have on average."""
     adds_up: bool = True
     """passed: False where a batch has another loss, or gradient, than its samples one by one."""
+    val_draws: bool = False
+    """passed: True where the validation data draw random numbers, so that their batches are others with each size."""
     alone_raises: str | None = None
     """passed: what a single sample raises in training, as BatchNorm does; None where it does not."""
     seconds: tuple[float, float] | None = field(default=None, compare=False)
@@ -334,6 +336,7 @@ def _look_further(
         ". ".join(filter(None, told)),
         seconds=pass_seconds(module, loss, train_set, device) if is_short else None,
         adds_up=found is None,
+        val_draws=draws(sets["validation"]),
         alone_raises=alone_raises,
         in_chunks=another_in_chunks(module, config, move(batch, device)),  # the last: it changes the module
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.draws import drawing_from, seed_of
+from batchscout.trainers.data.order import of_every_part
 from batchscout.trainers.data.samples import SAMPLES_LOOKED_AT, Samples, SampleSet
 from batchscout.trainers.data.streams import Stream
 from batchscout.trainers.errors import DataFault
@@ -60,8 +61,17 @@ def _differs(samples: SampleSet) -> bool:
     return False
 
 
-def _read(samples: SampleSet, indices: list[int]) -> str:
-    with drawing_from(seed_of(0)):
+def draws(samples: SampleSet) -> bool:
+    """True if batches of a set are others with other random numbers, as where tokens are masked or pictures cut."""
+    indices = of_every_part(len(samples), SAMPLES_LOOKED_AT)
+    try:
+        return _read(samples, indices) != _read(samples, indices, seed=1)
+    except Exception:  # samples that cannot be read are told of elsewhere
+        return False
+
+
+def _read(samples: SampleSet, indices: list[int], seed: int = 0) -> str:
+    with drawing_from(seed_of(seed)):
         return _digest(fetch(samples, indices))
 
 
