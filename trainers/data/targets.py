@@ -19,11 +19,13 @@ def counted_in(samples: SampleSet, targets_per_sample: float | None) -> Counted:
 
 
 def _are_of_tokens(samples: SampleSet) -> bool:
-    """True of a set that tells of tokens, and of samples that are whole numbers in rows."""
-    if hasattr(samples, "vocab_size") or hasattr(samples, "seq_len"):
+    """True of a set that tells of a vocabulary, and of samples that are whole numbers in rows. One that tells the length of its rows may
+    have others beside these, such as weights; by itself that says nothing: windows of a time series have one, too."""
+    if hasattr(samples, "vocab_size"):
         return True
     batch = fetch(samples, [0])
     batch = dict(batch) if isinstance(batch, Mapping) else batch  # a tokenizer's own kind is else taken for one thing
     tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
-    whole = all(not tensor.is_floating_point() and tensor.dim() <= 2 for tensor in tensors)
-    return whole and any(tensor.dim() == 2 for tensor in tensors)
+    whole = [tensor for tensor in tensors if not tensor.is_floating_point() and tensor.dim() <= 2]
+    are_all = len(whole) == len(tensors) or hasattr(samples, "seq_len")
+    return are_all and any(tensor.dim() == 2 for tensor in whole)

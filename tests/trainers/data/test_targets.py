@@ -20,6 +20,10 @@ class Rows(list[Any]):
 TOKENS = torch.arange(6)
 
 
+class OfOneLength(Rows):
+    seq_len = 6
+
+
 class Encoding(dict[str, torch.Tensor]):
     """A mapping that moves itself, as a tokenizer's own is."""
 
@@ -40,6 +44,9 @@ class Encoded(Rows):
         (data()[0], None, "tokens"),
         (Rows([{"input_ids": TOKENS, "labels": TOKENS}]), 6.0, "tokens"),
         (Encoded([TOKENS]), 6.0, "tokens"),
+        (OfOneLength([{"input_ids": TOKENS, "weights": torch.rand(6)}]), 6.0, "tokens"),
+        (OfOneLength([(torch.rand(6, 3), torch.rand(2, 3))]), 6.0, "targets"),
+        (OfOneLength([(torch.rand(6), torch.rand(2))]), 2.0, "targets"),
         (Rows([({"source": TOKENS, "target": TOKENS}, TOKENS)]), 4.5, "tokens"),
         (Rows([{"input_ids": TOKENS, "labels": torch.tensor(1)}]), 1.0, "samples"),
         (TensorDataset(torch.rand(2, 1, 4, 4), torch.arange(2)), 1.0, "samples"),
