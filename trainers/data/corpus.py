@@ -294,8 +294,9 @@ def corpus_of_parts(splits: dict[str, HfSplit], parts: list[Part], column: str) 
         if column not in samples.column_names:
             there = ", ".join(samples.column_names)
             raise ValueError(f"data.kwargs.text_column '{column}' is not in the data set; choose one of: {there}")
-        if samples.features[column].dtype not in ("string", "large_string"):
-            kind = samples.features[column].dtype
+        held = samples.features[column]
+        kind = getattr(held, "dtype", type(held).__name__)  # lists and mappings have none
+        if kind not in ("string", "large_string"):
             raise ValueError(f"data.kwargs.text_column '{column}' holds {kind}, not text; choose a column of strings")
         # a fingerprint changes with the data; reading it all on every open would be slow
         place = "" if (part.begin, part.end) == (0, len(samples)) else f" {part.begin}:{part.end}"

@@ -790,6 +790,16 @@ def test_a_home_of_the_library_that_cannot_be_written_is_named(written: Path, mo
         load("hf", path="json", data_files="a.json")
 
 
+@pytest.mark.parametrize("held", [["a", "b"], [{"role": "user", "content": "a"}], {"en": "a", "de": "b"}], ids=str)
+def test_a_column_of_lists_or_mappings_is_no_text(tmp_path: Path, held: Any) -> None:
+    from datasets import Dataset
+
+    with no_progress_bars():
+        Dataset.from_dict({"messages": [held] * 40}).save_to_disk(str(tmp_path / "set"))
+    with pytest.raises(ValueError, match=r"text_column 'messages' holds \w+, not text; choose a column of strings"):
+        load("hf", path=str(tmp_path / "set"), text_column="messages", seq_len=16, tokenizer="bytes")
+
+
 def test_another_data_set_at_the_same_path_is_packed_again(tmp_path: Path) -> None:
     from datasets import Dataset
 
