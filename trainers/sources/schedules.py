@@ -21,6 +21,9 @@ NOT_FORETOLD = (
     "schedule to choose another"
 )
 """Of a schedule, to people."""
+STAIRS_ALIKE = 30
+"""With so many calls in a run the stairs between them are close to a smooth curve; with fewer the last stair, where rates matter most, is far
+above its end."""
 ALIKE = 0.01
 """So far, as a share of the highest rate, a schedule may be from one of those that have a name."""
 
@@ -73,7 +76,7 @@ def take_schedule(keys: dict[str, Any], schedule: Any, num_steps: int, steps_bet
     rates = rates_of(schedule, int((num_steps - 1) / steps_between_calls))
     if rates is None:
         return False
-    if _name_of(rates) is None:  # else what goes down in stairs has the name of what it follows
+    if len(rates) < STAIRS_ALIKE or _name_of(rates) is None:  # else many stairs have the name of what they follow
         rates = [rates[int(step / steps_between_calls)] for step in spread(num_steps)]
     take_rates(keys, rates)
     return True

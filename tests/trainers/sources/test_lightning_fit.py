@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -343,11 +344,24 @@ def said_of_kind(kind: str, **kwargs: Any) -> Any:
     return read(Source("lightning", f"{HERE}:scheduled", {"kind": kind, **kwargs}))
 
 
-@pytest.mark.parametrize("kind", ["CosineByStep", "CosineByEpoch", "AfterItsLoader"])
+@pytest.mark.parametrize("kind", ["CosineByStep", "AfterItsLoader"])
 def test_a_schedule_as_long_as_the_trainers_run_is_the_studys(kind: str) -> None:
     said = said_of_kind(kind)
     assert (said.keys["schedule"], said.keys["optimizer"]["lr"], said.told) == ({"type": "cosine"}, 0.2, ())
     assert said.keys["optimizer"]["warmup"] == 0
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 12])
+def test_the_stairs_of_few_epochs_stay_stairs(epochs: int) -> None:
+    """A cosine down to zero would anneal the last of them, which they do not."""
+    schedule = said_of_kind("CosineByEpoch", epochs=epochs).keys["schedule"]
+    last = 0.5 * (1 + math.cos(math.pi * (epochs - 1) / epochs))
+    assert schedule["type"] == "table"
+    assert (schedule["factors"][0], schedule["factors"][-1]) == (1.0, pytest.approx(last, rel=1e-3))
+
+
+def test_the_stairs_of_many_epochs_have_the_name_of_what_they_follow() -> None:
+    assert said_of_kind("CosineByEpoch", epochs=50).keys["schedule"] == {"type": "cosine"}
 
 
 @pytest.mark.parametrize(
