@@ -180,7 +180,7 @@ OTHER_LENGTHS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("lengths", OTHER_LENGTHS, ids=str)
+@pytest.mark.parametrize("lengths", OTHER_LENGTHS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize(
     "made",
     [lambda samples: samples, DataLoader, lambda samples: DataLoader(samples, sampler=SubsetRandomSampler([3, 1]))],
