@@ -320,7 +320,7 @@ def _look_further(
         return FirstPass("refused", "pass", _is_no_such_mean(found, config.loss))
     added = _is_told(found) if found else None
     told = (
-        _lengths_not_taken(sets),
+        lengths_not_taken(sets),
         not_held_apart(sets),
         others_when_read_again(sets),
         counted,
@@ -342,7 +342,7 @@ def _look_further(
     )
 
 
-def _lengths_not_taken(sets: Mapping[str, SampleSet]) -> str | None:
+def lengths_not_taken(sets: Mapping[str, SampleSet]) -> str | None:
     """Return, in words, that a set has `lengths` that are not those of its samples; None where none has."""
     wholes = {name: whole_and_places(samples)[0] for name, samples in sets.items()}
     has = (

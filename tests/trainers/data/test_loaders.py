@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from batchscout.trainers.before.digests import digests_of_data
-from batchscout.trainers.before.first_pass import _lengths_not_taken
+from batchscout.trainers.before.first_pass import lengths_not_taken
 from batchscout.trainers.data.batches import fetch
 from batchscout.trainers.data.loaders import Loaded, read_by
 from batchscout.trainers.data.order import longest
@@ -196,7 +196,7 @@ def test_lengths_of_another_meaning_are_not_taken_for_those_of_the_samples(
     assert len(longest(cast(Any, train), 2)) == 2
     assert fetch(cast(Any, train), [0, 1])[0].tolist() == ([1, 3] if len(cast(Any, train)) == 2 else [0, 1])
     assert "have `lengths` that are not one number for each" in (
-        _lengths_not_taken({"training": cast(Any, train), "validation": cast(Any, val)}) or ""
+        lengths_not_taken({"training": cast(Any, train), "validation": cast(Any, val)}) or ""
     )
 
 
@@ -206,7 +206,7 @@ def test_one_number_for_each_sample_is_how_long_it_is(lengths: Any) -> None:
     samples.lengths = lengths
     train, val = loaded((samples, samples), "mine:data")
     assert longest(cast(Any, train), 2) == [11, 10]
-    assert not _lengths_not_taken({"training": cast(Any, train), "validation": cast(Any, val)})
+    assert not lengths_not_taken({"training": cast(Any, train), "validation": cast(Any, val)})
 
 
 def test_a_set_of_datasets_is_known_by_what_it_holds_and_not_by_a_fingerprint_that_each_process_makes_anew() -> None:
