@@ -155,7 +155,7 @@ class Placement(Strict):
     """Trials that run at once, at most. null: as many as the GPUs of the cluster hold, with those that its autoscaler may
     start; on CPU hosts one, since two trials on one host would disturb each other's timing."""
     cpus_per_rank: PositiveInt | None = None
-    """CPUs that are reserved for each rank. null: one on hosts with GPUs; on CPU hosts an equal share of all CPUs."""
+    """CPUs that are reserved for each rank. null: an equal share of all CPUs, on hosts with GPUs at most 8."""
     strategy: PlacementStrategy = "pack"
     """On which nodes of a cluster the ranks of a trial are, where `world_size` is above 1. pack: on as few as have room.
     strict_pack: on one; a study whose `world_size` no node holds is refused. spread: on as many as there
