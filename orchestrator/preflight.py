@@ -329,7 +329,8 @@ def check_new_study(config: StudyConfig, *, is_local: bool, compiles: bool, say:
     if facts.evaluated_together is not None:
         say(
             f"every trial is evaluated over {counted(facts.evaluated_together, 'sample')} at a time, whatever its micro-batch, so that all are judged by "
-            "one loss; batch.micro_batch_size says how many, as in a training of your own"
+            "one loss; to evaluate over as many as your own training does, give the batch that you train with, as batch: {micro_batch_size: ..., "
+            "effective_batch_size: ...}"
         )
     return facts
 

@@ -84,7 +84,7 @@ def with_source(tree: Mapping[str, Any], say: Callable[[str], object]) -> dict[s
     for sentence in (*said.told, *_changed(said, given)):
         say(f"from {source.library} {source.target}: {sentence}")
     keys = _merged({**said.keys, **_length(_run_samples(said, given))}, given)
-    return {**keys, "batch": given.get("batch") or _own_batch(keys)}
+    return {**keys, "batch": _batch(_own_batch(keys), given.get("batch"), keys.get("world_size", 1))}
 
 
 def _run_samples(said: Settings, given: Mapping[str, Any]) -> int | None:
@@ -109,6 +109,18 @@ def _own_batch(keys: Mapping[str, Any]) -> dict[str, int]:
     most = min(keys["batch"]["micro_batch_size"], of_rank)
     size = next(size for size in range(most, 0, -1) if of_rank % size == 0)
     return {"micro_batch_size": size, "effective_batch_size": batch}
+
+
+def _batch(own: Mapping[str, int], given: Any, num_ranks: int) -> Any:
+    """Return the key `batch` of both: where the file gives the split alone, the effective batch stays the object's own."""
+    if not given or not own or not isinstance(given, Mapping):
+        return given or own
+    effective, accumulation = own["effective_batch_size"], given.get("gradient_accumulation_steps")
+    if accumulation is None:
+        return {"effective_batch_size": effective, **given}
+    if given.get("micro_batch_size") or not isinstance(accumulation, int) or effective % (accumulation * num_ranks):
+        return given
+    return {"micro_batch_size": effective // (accumulation * num_ranks), **given}
 
 
 def _length(run_samples: int | None) -> dict[str, int]:
@@ -172,13 +184,17 @@ def _refuse_two_names(given: Mapping[str, Any], named: From) -> None:
 
 
 def _merged(said: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of both, those of sections one by one. An optimizer that the study file names is its own alone."""
+    """Return the keys of both, those of sections one by one. An optimizer or a schedule that the study file names is its own alone."""
     sections = {
         key: {**value, **given[key]} if isinstance(value, dict) and isinstance(given.get(key), dict) else value
         for key, value in said.items()
     }
-    optimizer = given.get("optimizer")
+    own, optimizer, schedule = said["optimizer"], given.get("optimizer"), given.get("schedule")
     if isinstance(optimizer, dict) and ({"type", "target"} & optimizer.keys()):
-        kept = {key: said["optimizer"][key] for key in ("lr", "reference_batch_size", "max_gradient_norm")}
-        sections["optimizer"] = {**kept, **optimizer}
+        kept = ("lr", "reference_batch_size", "max_gradient_norm", "warmup")
+        own = {key: value for key, value in own.items() if key in kept}
+    if isinstance(schedule, dict) and schedule.get("type") not in (None, said.get("schedule", {}).get("type")):
+        sections["schedule"] = schedule
+        own = {key: value for key, value in own.items() if key != "warmup"}  # it belongs to the schedule of the object
+    sections["optimizer"] = {**own, **(optimizer if isinstance(optimizer, dict) else {})}
     return {**given, **sections, **{key: value for key, value in given.items() if not isinstance(value, dict)}}

@@ -47,30 +47,57 @@ def study(tmp_path: Path, **keys: Any) -> Any:
 
 
 def test_it_says_what_the_study_file_leaves_open(tmp_path: Path, reading: list[Source]) -> None:
-    config = study(tmp_path, optimizer={"lr": 0.3}, model={"blocks": "layers"}, schedule={"decay": 0.1})
+    config = study(tmp_path, optimizer={"lr": 0.3}, model={"blocks": "layers"})
     assert (config.model.target, config.model.blocks, config.data.target) == (MAKE, "layers", MAKE)
     assert (config.optimizer.type, config.optimizer.lr, config.optimizer.reference_batch_size) == ("sgd", 0.3, 16)
-    assert (config.precision, config.schedule.type, config.schedule.decay) == ("bfloat16", "cosine", 0.1)
+    assert (config.precision, config.schedule.type) == ("bfloat16", "cosine")
     assert config.sample_budget == 32_768, "its own run is longer than a study's by default"
     assert reading == [Source("transformers", MAKE, {})]
 
 
 @pytest.mark.parametrize(
-    ("keys", "expected"),
+    ("keys", "expected", "effective"),
     [
-        ({}, Batch(micro_batch_size=8, effective_batch_size=16)),
-        ({"world_size": 4}, Batch(micro_batch_size=4, effective_batch_size=16)),
-        ({"optimizer": {"reference_batch_size": 18}}, Batch(micro_batch_size=6, effective_batch_size=18)),
-        ({"world_size": 3}, Batch()),
-        ({"batch": {"gradient_accumulation_steps": 2}}, Batch(gradient_accumulation_steps=2)),
+        ({}, Batch(micro_batch_size=8, effective_batch_size=16), 16),
+        ({"world_size": 4}, Batch(micro_batch_size=4, effective_batch_size=16), 16),
+        ({"optimizer": {"reference_batch_size": 18}}, Batch(micro_batch_size=6, effective_batch_size=18), 18),
+        ({"world_size": 3}, Batch(), 16),
+        ({"batch": {"micro_batch_size": 8}}, Batch(micro_batch_size=8, effective_batch_size=16), 16),
+        ({"batch": {"micro_batch_size": 4}}, Batch(micro_batch_size=4, effective_batch_size=16), 16),
+        ({"batch": {"gradient_accumulation_steps": 4}}, Batch(micro_batch_size=4, gradient_accumulation_steps=4), 16),
+        ({"batch": {"effective_batch_size": 32}}, Batch(effective_batch_size=32), 32),
+        ({"batch": (split := {"micro_batch_size": 2, "gradient_accumulation_steps": 3})}, Batch(**split), 6),
     ],
 )
 def test_its_batch_is_the_studys_in_its_own_micro_batches(
-    tmp_path: Path, reading: list[Source], keys: dict[str, Any], expected: Batch
+    tmp_path: Path, reading: list[Source], keys: dict[str, Any], expected: Batch, effective: int
 ) -> None:
+    """And stays so where the study file gives the split alone."""
     config = study(tmp_path, **keys)
-    assert config.batch == expected
-    assert baseline_batch(config) == (2 if "batch" in keys else config.optimizer.reference_batch_size)
+    assert (config.batch, baseline_batch(config)) == (expected, effective)
+
+
+@pytest.mark.parametrize(
+    ("keys", "schedule", "warmup"),
+    [
+        ({}, ("table", (0.1, 1.0, 0.5)), 0),
+        ({"schedule": "cosine"}, ("cosine", ()), "auto"),
+        ({"schedule": "cosine", "optimizer": {"warmup": 64}}, ("cosine", ()), 64),
+        ({"optimizer": {"type": "muon"}}, ("table", (0.1, 1.0, 0.5)), 0),
+        ({"optimizer": "muon", "schedule": {"type": "constant"}}, ("constant", ()), "auto"),
+    ],
+)
+def test_its_warm_up_belongs_to_its_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], schedule: tuple[str, Any], warmup: object
+) -> None:
+    """A schedule that the study file names is taken alone, with a warm-up of its own; another optimizer keeps the object's schedule."""
+    said = SAID | {
+        "optimizer": SAID["optimizer"] | {"warmup": 0},
+        "schedule": {"type": "table", "factors": [0.1, 1, 0.5]},
+    }
+    monkeypatch.setattr(sources, "read_source", lambda _: Settings(said, ()))
+    config = study(tmp_path, **keys)
+    assert ((config.schedule.type, config.schedule.factors), config.optimizer.warmup) == (schedule, warmup)
 
 
 def test_an_optimizer_that_the_study_file_names_is_its_own_alone(tmp_path: Path, reading: list[Source]) -> None:
