@@ -490,11 +490,21 @@ _WITHOUT_EFFECT = {"own": ("betas", "eps", "weight_decay"), "adafactor": ("betas
 
 
 def _check_optimizer(config: StudyConfig) -> None:
-    """Raise ValueError where a number of the optimizer would change nothing, or its warm-up never ends."""
+    """Raise ValueError where a number of the optimizer or of its schedule would change nothing, or its warm-up never ends."""
     optimizer, schedule, budget = config.optimizer, config.schedule, config.sample_budget
-    if idle := [key for key in _WITHOUT_EFFECT.get(optimizer.type, ()) if key in optimizer.model_fields_set]:
+    if idle := [key for key in _WITHOUT_EFFECT.get(optimizer.type, ()) if _differs_from_its_default(optimizer, key)]:
         remedy = "put them into optimizer.kwargs" if optimizer.type == "own" else "leave them out"
         raise ValueError(f"optimizer has {' and '.join(idle)}, which have no effect on {optimizer.name}; {remedy}")
+    if optimizer.type == "own" and optimizer.weight_decay_scaling != "none":
+        raise ValueError(
+            f"optimizer has weight_decay_scaling: {optimizer.weight_decay_scaling}, which has no effect on {optimizer.name}, whose weight_decay is in "
+            "optimizer.kwargs; leave it out"
+        )
+    if schedule.type != "warmup_stable_decay" and _differs_from_its_default(schedule, "decay"):
+        raise ValueError(
+            f"schedule has decay ({schedule.decay:g}), the share of the run over which warmup_stable_decay falls, and type {schedule.type}; leave "
+            "decay out, or give a schedule that ends above zero as factors, with type: table"
+        )
     falls = schedule.type == "warmup_stable_decay" and schedule.decay > 0
     end = round((1 - schedule.decay) * budget) if falls else budget
     if isinstance(optimizer.warmup, int) and optimizer.warmup >= end:
@@ -507,6 +517,11 @@ def _check_optimizer(config: StudyConfig) -> None:
             f"optimizer.warmup ({optimizer.warmup} samples) does not end before {what}, so no run comes to its learning rate; lower it or raise "
             "sample_budget"
         )
+
+
+def _differs_from_its_default(keys: Strict, name: str) -> bool:
+    """True if a key was chosen, as far as its value says: a run directory's study.yaml has all keys."""
+    return getattr(keys, name) != type(keys).model_fields[name].default
 
 
 def _check_order(config: StudyConfig) -> None:

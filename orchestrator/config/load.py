@@ -90,11 +90,16 @@ def _fault_text(error: yaml.YAMLError) -> str:
     return f"{' '.join(filter(None, [began, error.problem]))}, in line {mark.line + 1}, column {mark.column + 1}"
 
 
-def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = lambda _: None) -> StudyConfig:
+def load_study(
+    path: Path,
+    overrides: list[str],
+    say: Callable[[str], object] = lambda _: None,
+    given: Callable[[Path], Yaml] = read_yaml,
+) -> StudyConfig:
     """Return the study that a file describes, changed by overrides of the form `a.b=c`.
 
     Relative paths of the data become absolute here, and what an object under `from` says is read. say: tells people where the
-    study differs from that object. Raises ValueError that says what is wrong, where, and what would be right.
+    study differs from that object. given: returns the file's keys. Raises ValueError that says what is wrong, where, and what would be right.
     """
     if (stored := path / "study.yaml").is_file():
         raise ValueError(
@@ -102,7 +107,7 @@ def load_study(path: Path, overrides: list[str], say: Callable[[str], object] = 
         )
     if not path.is_file():
         raise ValueError(f"there is no study file {quoted(path)}; check the path, or let batchscout init write one")
-    tree = read_yaml(path)
+    tree = given(path)
     if not isinstance(tree, dict):
         raise ValueError(f"{quoted(path)} holds no keys; a study file needs at least model and data")
     tree.setdefault("name", path.stem)

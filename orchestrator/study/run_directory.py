@@ -16,7 +16,7 @@ from batchscout.orchestrator.config.load import parse_stored_study, read_yaml, w
 from batchscout.orchestrator.config.placeholders import leaves
 from batchscout.orchestrator.config.stages import OnlySays
 from batchscout.orchestrator.study.causes import Cause
-from batchscout.orchestrator.study.events import FORMAT_VERSION, Proposed, RunBegan
+from batchscout.orchestrator.study.events import FORMAT_VERSION, Event, Proposed, RunBegan
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.lines import format_of, read_lines, refuse_earlier_format
 from batchscout.orchestrator.study.storage.stored_study import StoredStudy
@@ -123,6 +123,43 @@ def as_it_began(config: StudyConfig, run_dir: Path) -> StudyConfig:
         given = _given_at_the_start(run_dir / "journal.jsonl")
         has_begun = given is not None and exists(run_dir / "study.yaml")
     return _with_defaults_of(load_stored_study(run_dir / "study.yaml"), config, given) if has_begun else config
+
+
+def keys_given(file: Path, say: Callable[[str], object]) -> JsonValue:
+    """Return the keys that a study file gives: of a run directory's, which has all, those that the study was given there or that are not as
+    by default. say: is called with what was told of the object under `from` then."""
+    first = next((line.event for line in read_lines(file.with_name("journal.jsonl")) if _has_keys(line.event)), None)
+    if file.name != "study.yaml" or not isinstance(first, RunBegan):
+        return read_yaml(file)
+    for told in first.told:
+        say(told)
+    return _without_defaults(load_stored_study(file), first.given).model_dump(mode="json", exclude_unset=True)
+
+
+def _has_keys(event: Event) -> bool:
+    return isinstance(event, RunBegan) and bool(event.given)
+
+
+def _without_defaults(keys: Keys, given: Mapping[str, JsonValue]) -> Keys:
+    """Return the keys of which those count as left open that were not given and are as by default."""
+    kept, fields = {}, type(keys).model_fields
+    for name in keys.model_fields_set:
+        value = getattr(keys, name)
+        if name in given:
+            kept[name] = _parts_without_defaults(value, given[name])
+        elif value != fields[name].get_default(call_default_factory=True):
+            kept[name] = value
+    found = keys.model_copy(update=kept)
+    found.model_fields_set.intersection_update(kept)
+    return found
+
+
+def _parts_without_defaults(value: Any, given: JsonValue) -> Any:
+    if isinstance(value, BaseModel) and isinstance(given, dict):
+        return _without_defaults(value, given)
+    if isinstance(value, tuple) and isinstance(given, list) and len(value) == len(given):
+        return (*map(_parts_without_defaults, value, given),)
+    return value
 
 
 def _given_at_the_start(journal: Path) -> JsonValue:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 def config_of(arguments: argparse.Namespace, hear: Callable[[str], object] = lambda _: None) -> StudyConfig:
     """Return the study that was typed. hear: is called with what is printed about the object under `from`."""
     from batchscout.orchestrator.config.load import load_study
+    from batchscout.orchestrator.study.run_directory import keys_given
 
     def say(told: str) -> None:
         hear(told)
         print(f"batchscout: {printable(told)}", file=sys.stderr)
 
-    return load_study(arguments.study, arguments.set, say)
+    return load_study(arguments.study, arguments.set, say, lambda file: keys_given(file, say))
 
 
 def place_of_study(arguments: argparse.Namespace, config: StudyConfig) -> RunPlace:

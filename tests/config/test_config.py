@@ -617,9 +617,7 @@ def test_betas_follow_the_batch_where_there_are_any_and_ones_own_decay_stays_its
     for kind, changes in (("adamw_8bit", True), ("muon", True), ("sgd", False), ("adafactor", False)):
         found = optimizer_at(study_of(optimizer={"type": kind, "reference_batch_size": 8}).optimizer, 4, 0.1)
         assert (found.betas != (0.9, 0.95)) is changes
-    own = study_of(
-        optimizer={"target": "my.module:Lion", "weight_decay_scaling": "samples", "kwargs": {"betas": [0, 1]}}
-    )
+    own = study_of(optimizer={"target": "my.module:Lion", "kwargs": {"betas": [0, 1]}})
     found = optimizer_at(own.optimizer, 4, 0.1)
     assert (found.name, found.kwargs) == ("my.module:Lion", {"betas": [0, 1]})
     assert (found.betas, found.weight_decay) == ((0.9, 0.95), 0.1)
@@ -663,6 +661,23 @@ def test_a_number_that_the_optimizer_does_not_take_is_refused(optimizer: dict[st
         regime="finetune", initial_weights="own", optimizer={"lr": 1e-3, "target": "torch.optim:AdamW"}
     )
     assert "weight_decay" not in finetuned.optimizer.model_fields_set
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"schedule": {"type": "cosine", "decay": 0.1}}, r"decay \(0.1\).*type cosine; leave"),
+        ({"schedule": {"type": "table", "factors": [1, 0.5], "decay": 0.3}}, r"decay \(0.3\).*type table; leave"),
+        (
+            {"optimizer": {"target": "torch.optim:NAdam", "weight_decay_scaling": "samples"}},
+            "weight_decay_scaling: samples, which has no effect on torch.optim:NAdam.*leave it out",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_schedule_or_optimizer_do_not_heed_is_refused(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        study_of(**keys)
 
 
 @pytest.mark.parametrize(("batch", "beta2"), [(4, 0.95**0.5), (8, 0.95), (16, 0.95**2), (128, 0.9)])

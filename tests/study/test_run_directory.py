@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.config.load import written_yaml
+from batchscout.orchestrator.config.load import load_study, written_yaml
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import RunBegan, proposed
@@ -21,6 +21,7 @@ from batchscout.orchestrator.study.journal import Journal
 from batchscout.orchestrator.study.run_directory import (
     as_it_began,
     discard_what_nobody_needs,
+    keys_given,
     load_stored_study,
     logs_of,
     open_run_directory,
@@ -56,6 +57,38 @@ def test_a_study_begun_before_a_key_existed_goes_on_with_its_default(tmp_path: P
     open_run_directory(study_of(), tmp_path).close()
     with pytest.raises(ValueError, match=r"another study:\n  useful_gain: 0.03 there, 0.1 now"):
         open_run_directory(study_of(useful_gain=0.1), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"optimizer": {"type": "sgd", "lr": 0.1}},
+        {"optimizer": "adafactor"},
+        {"optimizer": {"target": "torch.optim:NAdam", "kwargs": {"momentum_decay": 0.1}}},
+        {"schedule": "cosine", "stages": ["frontier", {"type": "train", "max_runs": 4}], "loss": "cross_entropy"},
+        {
+            "batch": {"micro_batch_size": 2},
+            "stages": [{"type": "train", "pruner": {"type": "none"}}],
+            "real_run": {"samples": 10**6},
+        },
+    ],
+)
+def test_its_study_file_gives_to_another_study_what_it_was_given_itself(tmp_path: Path, keys: dict[str, Any]) -> None:
+    """study.yaml has all keys, and the answer names it as the file of a longer study: what nobody gave counts as left open there, too."""
+    first = tmp_path / "first.yaml"
+    first.write_text(yaml.safe_dump({"name": "one", "model": {"target": "a:b"}, "data": {"target": "a:c"}} | keys))
+    config = load_study(first, [])
+    given = config.model_dump(mode="json", exclude_unset=True)
+    with open_run_directory(config, tmp_path / "run") as journal:
+        journal.append(RunBegan(token="first", given=given, told=("it differs in its length",)))
+    file, told = tmp_path / "run" / "study.yaml", list[str]()
+    assert load_study(file, []) == config, "read as any other file, it is the same study"
+    found = load_study(file, ["sample_budget=70000"], given=lambda path: keys_given(path, told.append))
+    assert found.model_dump(mode="json", exclude_unset=True) == given | {"sample_budget": 70_000}
+    assert told == ["it differs in its length"]
+    rewrite(tmp_path / "run", useful_gain=0.07)
+    assert keys_given(file, told.append) == given | {"useful_gain": 0.07}, "what was changed by hand is given"
 
 
 TRAIN = {"type": "train", "max_runs": 4}
