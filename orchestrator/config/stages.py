@@ -3,6 +3,7 @@ field; the docstring of a stage is the question that the report prints above its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated, Literal
@@ -81,9 +82,10 @@ class AshaPruner(Strict):
         run until which its learning rate rises; runs that have not come to their rate do not tell which of them is better.
         """
         found: list[int] = []
-        rung = self.min_samples or max(1, round(max(DEFAULT_FIRST_RUNG_SHARE, rises_until) * baseline_budget))
+        # Up, so that the rung at half of a budget is not below half, where runs of different batches do not meet yet.
+        rung = self.min_samples or max(1, math.ceil(max(DEFAULT_FIRST_RUNG_SHARE, rises_until) * baseline_budget))
         while rung < baseline_budget:
-            found.append(max(1, rung * sample_budget // baseline_budget))
+            found.append(max(1, min(math.ceil(rung * sample_budget / baseline_budget), sample_budget - 1)))
             rung *= self.reduction_factor
         return tuple(found)
 

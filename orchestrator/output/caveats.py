@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.known import (
     baseline_run,
@@ -17,7 +15,7 @@ from batchscout.orchestrator.output.scope import scope_of
 from batchscout.orchestrator.stages.context import disturbance_in
 from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.estimates.generalisation import overfitting_of
-from batchscout.orchestrator.stages.estimates.next_run import APART
+from batchscout.orchestrator.stages.estimates.next_run import is_beyond
 from batchscout.orchestrator.stages.estimates.node_speeds import stragglers
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
@@ -286,10 +284,7 @@ def is_on_edge(config: StudyConfig, study: Study, winner: Trial) -> bool:
     alike = [one for one in chosen_from(config, study) if one.config.effective_batch_size == batch]
     tried = {one.config.learning_rate for one in alike if one.state in (TrialState.COMPLETE, TrialState.PRUNED)}
     mine = findings.of_batch(batch) if findings else None
-    if len(tried) < 2 or rate not in (min(tried), max(tried)):
-        return False
-    side = 1 if rate == max(tried) else -1
-    return mine is None or side * math.log2(mine.learning_rate / rate) >= APART
+    return bool(tried) and is_beyond(tried, rate, mine.learning_rate if mine else None)
 
 
 def asks_for_the_length(config: StudyConfig, study: Study, winner: Trial) -> bool:

@@ -16,6 +16,7 @@ from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD
 from batchscout.orchestrator.stages.horizons import carried_to
 from batchscout.orchestrator.stages.rates import rates
 from batchscout.orchestrator.stages.train.foreseen import times_batches
+from batchscout.orchestrator.stages.train.propose import num_counted
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial
 from batchscout.orchestrator.units import number_text, training_time_text
@@ -87,7 +88,8 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     findings = compared.findings
     num_runs = sum(one.num_runs for one in findings.batches)
     train = config.keys_of(Train)
-    if train and not (times_batches(config) or rates(StageContext(train, config, study))):
+    context = train and StageContext(train, config, study, config.placement.lanes or 1)
+    if context and not (times_batches(config) or rates(context)):
         return ToDecide(
             "runs of other batches and rates, for which train needs speeds", "add the stages frontier and throughput"
         )
@@ -96,8 +98,8 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
     if config.budget and 3600 * config.budget.device_hours / config.world_size - study.lane_seconds < seconds:
         more = {"budget.device_hours": _hours(2 * config.budget.device_hours)}
         return ToDecide("further runs, for which budget.device_hours left no time", "raise it", more)
-    ran = len({trial.candidate for trial in study.of_stage("train")})
-    if train and ran < train.most_runs(study.most_lanes):
+    ran = num_counted(context) if context else 0
+    if context and ran < context.stage.most_runs(context.most_lanes):
         return ToDecide("more seeds, or a longer run (sample_budget): no further run of this length is worth its time")
     runs = runs_to_decide(known.regret_time, config.useful_gain, num_runs)
     keys = "stages.train.max_runs" + (" and budget.device_hours" if config.budget else "")

@@ -9,7 +9,8 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Equivalence, Frontier, Throughput
 from batchscout.orchestrator.config.trial import baseline_batch
 from batchscout.orchestrator.stages.context import StageContext
-from batchscout.orchestrator.stages.probing import allowance, max_samples, num_full_runs
+from batchscout.orchestrator.stages.equivalence import most_samples
+from batchscout.orchestrator.stages.probing import allowance, num_full_runs
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.state import Study
 
@@ -42,7 +43,7 @@ def cost_of(config: StudyConfig, facts: Facts, samples_per_second: float, num_la
             of_samples = allowed.samples / samples_per_second if allowed.samples else allowed.seconds
             probes[keys.type] = min(allowed.seconds, of_samples)
         if isinstance(keys, Equivalence):
-            probes[keys.type] = (max_samples(StageContext(keys, config, study)) or 0) / samples_per_second
+            probes[keys.type] = (most_samples(StageContext(keys, config, study)) or 0) / samples_per_second
     return Cost(config.sample_budget / samples_per_second, runs, probes)
 
 

@@ -187,7 +187,7 @@ def _of_micro_batch(context: StageContext[Equivalence], size: int) -> int:
     return context.split(size, 2).effective_batch_size
 
 
-def _most_samples(context: StageContext[Equivalence]) -> int | None:
+def most_samples(context: StageContext[Equivalence]) -> int | None:
     """Return how many samples the stage's trials take at most; None where that is not known yet."""
     steps, allowed = _most_runs(context) * context.stage.steps, max_samples(context)
     if context.stage.micro_batch_sizes or context.stage.effective_batch_size:
@@ -418,7 +418,7 @@ def describe(context: StageContext[Equivalence]) -> list[str]:
     else:
         splits = "one effective batch as " + ", ".join(map(str, _splits(context)[0]))
     controls = f"1 to {MOST_CONTROLS} controls: the largest again, with the samples in another order"
-    most = _most_samples(context)
+    most = most_samples(context)
     cost = [f"at most {counted(most, 'sample')}"] if most is not None else []
     second = "; ".join([*([controls] if context.stage.tolerance is None else []), *cost])
     return [splits, second] if second else [splits]

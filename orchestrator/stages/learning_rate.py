@@ -15,6 +15,7 @@ from batchscout.orchestrator.stages.candidates import Candidate, seeded_where_it
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.curves import TRAINING_COLUMNS, seeds_bar, with_deviation
+from batchscout.orchestrator.stages.estimates.next_run import is_beyond
 from batchscout.orchestrator.stages.estimates.observed import surface_through
 from batchscout.orchestrator.stages.estimates.ranking import Standing, standings, tied_with_best
 from batchscout.orchestrator.stages.figures import FAILED_COLOUR, OTHERS_COLOUR, Axis, Figure, Mark, Series
@@ -139,7 +140,7 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
         best = min(tied_with_best(ranking), key=lambda one: abs(math.log(one.config.learning_rate / fitted)))
     winner = of_all.winner if of_all else best.first.id
     tested = sorted({trial.config.learning_rate for trial in trials})
-    on_edge = len(tested) > 1 and best.config.learning_rate in (tested[0], tested[-1]) and winner == best.first.id
+    on_edge = winner == best.first.id and is_beyond(tested, best.config.learning_rate, _surfaces_best(of_all, best))
     rule = context.rule_rate(best.config.effective_batch_size)
     findings = LearningRateFindings(
         learning_rate=context.study.trials[winner].config.learning_rate,
@@ -154,6 +155,12 @@ def conclude(context: StageContext[LearningRate]) -> Conclusion:
     )
     notes = (_warn(best, tested),) if on_edge else ()
     return concluded(findings, _sentence(best, ranking, rule) + _elsewhere(context.study.trials[winner], best), notes)
+
+
+def _surfaces_best(of_all: TrainFindings | None, best: Standing) -> float | None:
+    """Return the best rate at its batch of what all runs come to together; None where that is not known."""
+    batch = of_all and of_all.of_batch(best.config.effective_batch_size)
+    return batch.learning_rate if batch else None
 
 
 def _fitted(context: StageContext[LearningRate], trials: list[Trial]) -> float | None:
@@ -207,8 +214,8 @@ def describe(context: StageContext[LearningRate]) -> list[str]:
 
 
 def num_full_runs(context: StageContext[LearningRate]) -> int:
-    """Return the number of multipliers; extensions and rates that were run before are not known yet."""
-    return len(context.stage.multipliers)
+    """Return the number of multipliers and of extensions, at most: of those some may have been run before, and not all are needed."""
+    return len(context.stage.multipliers) + MOST_EXTENSIONS
 
 
 CROSSES = " Crosses: rates whose runs were cut or failed, each at its last loss; one that had none, or a much higher one, lies at the top."

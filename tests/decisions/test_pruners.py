@@ -42,6 +42,13 @@ def test_rungs_are_the_first_times_powers_of_the_factor_below_the_budget() -> No
     assert NoPruner().rungs(512, 512) == ()
 
 
+@for_every(budget=[512, 10_001, 10_002, 67_349], own=[64, 333, 1023, 8551])
+def test_the_second_rung_of_every_run_is_at_half_of_it_where_those_of_all_batches_meet(budget: int, own: int) -> None:
+    """One sample less, and no run would be held against those of another batch."""
+    _, half = AshaPruner().rungs(budget, own)
+    assert own / 2 <= half < own / 2 + 2
+
+
 @for_every(budget=[64, 100, 333, 512, 1024, 5000], first=[None, 32, 64, 511], factor=[2, 3])
 def test_the_rungs_of_every_budget_lie_at_the_same_shares_of_it(budget: int, first: int | None, factor: int) -> None:
     pruner = AshaPruner(min_samples=first, reduction_factor=factor)

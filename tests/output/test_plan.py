@@ -9,8 +9,12 @@ import pytest
 
 from batchscout.orchestrator.config.stages import FEWEST_STEPS
 from batchscout.orchestrator.output.plan import MOST_ROWS, Predicted, estimate, print_plan
+from batchscout.orchestrator.stages import stage_of
+from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.cost import Cost, cost_of, samples_per_second
+from batchscout.orchestrator.stages.learning_rate import MOST_EXTENSIONS
 from batchscout.orchestrator.study.facts import Facts
+from batchscout.orchestrator.study.state import Study
 from tests.support.lane_player import study_of
 
 FUNNEL = [{"type": kind} for kind in ("frontier", "throughput", "equivalence", "train")]
@@ -64,6 +68,18 @@ def test_where_the_ranks_of_a_trial_run_is_told_where_the_study_file_leaves_a_ch
     said = "the 2 ranks of a trial run on one node (placement.strategy); trials run on H100 alone (placement.device)"
     assert said in planned(capsys, world_size=2, placement=placement)
     assert "placement" not in planned(capsys)
+
+
+def test_what_a_stage_says_that_it_may_take_is_in_the_cost() -> None:
+    """Comparisons at a batch that the file gives, and rates beyond an end of the grid, come on top of what a stage is else allowed."""
+    equivalence = {"type": "equivalence", "effective_batch_size": 256, "steps": 20}
+    config = study_of(sample_budget=4096, stages=[equivalence, {"type": "learning_rate", "multipliers": [0.5, 1, 2]}])
+    cost = cost_of(config, Facts(), 100.0)
+    context = StageContext(config.stages[0], config, Study(config.name))
+    assert (
+        f"at most {100 * cost.probes['equivalence']:,.0f} samples" in stage_of(config.stages[0]).describe(context)[-1]
+    )
+    assert cost.num_full_runs == 3 + MOST_EXTENSIONS
 
 
 def test_the_cost_is_one_total_with_the_length_of_run_for_which_it_pays() -> None:

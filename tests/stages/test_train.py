@@ -16,6 +16,8 @@ import torch
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Train
 from batchscout.orchestrator.config.trial import optimizer_at
+from batchscout.orchestrator.decisions.further import wanted_by
+from batchscout.orchestrator.output.deciding import to_decide
 from batchscout.orchestrator.stages import train
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.observed import observations
@@ -23,13 +25,14 @@ from batchscout.orchestrator.stages.estimates.ranking import standings
 from batchscout.orchestrator.stages.train import FIRST_RUNS, TrainFindings, full_runs
 from batchscout.orchestrator.stages.train.conclude import WINNERS_CUT
 from batchscout.orchestrator.study.causes import Cause
+from batchscout.orchestrator.study.events import RunBegan
 from batchscout.orchestrator.study.facts import Facts
-from batchscout.orchestrator.study.journal import replay
+from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Proposal, Trial, TrialState
 from batchscout.trainers.config import TrialConfig
 from tests.support.known_stage import Known
-from tests.support.lane_player import World, play_stage, study_of
+from tests.support.lane_player import Player, World, director_of, know, play_stage, study_of
 from tests.support.loss_worlds import FLAT, IDEAL, SMALL_IS_RIGHT, LossWorld
 from tests.support.outcome import found_by, recommendation_of
 from tests.support.real_player import run_for_real
@@ -405,6 +408,44 @@ def test_each_further_lane_has_two_runs_more_unless_the_study_file_says_how_many
     assert len(train.propose(replace(known.context, num_lanes=1))) >= ran
 
 
+def test_with_several_seeds_a_setting_is_asked_for_only_once_a_lane_is_free(tmp_path: Path) -> None:
+    """Each is a run for every seed: one for each lane would be chosen long before the results that should decide it."""
+    config, seeds, lanes = study(seeds=[0, 1, 2]), 3, 4
+    with Journal(tmp_path / "journal.jsonl", config.name) as journal:
+        journal.append(RunBegan(token="first"))
+        know(journal, [IDEAL.rates(BATCHES)])
+        num_open = list[int]()
+
+        def look() -> None:
+            num_open.append(sum(not trial.state.ended for trial in journal.study.of_stage("train")))
+
+        known = Player(director_of(config, journal, "train", lanes), IDEAL, lanes, before_message=look).play()
+    first = FIRST_RUNS * seeds
+    assert max(num_open) == first
+    assert max(num_open[num_open.index(first - seeds) :]) < lanes + seeds
+    assert len(known.of_stage("train")) > first, "further ones were asked for"
+
+
+@pytest.mark.parametrize("highest", [1 / 300, 1 / 5])
+def test_what_is_said_to_decide_a_study_makes_a_run(tmp_path: Path, highest: float) -> None:
+    """The first rates diverge, and runs that diverge before any completes are none of `max_runs`."""
+
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        limit = highest * 1e-3 * (config.effective_batch_size / 8) ** 0.5
+        off = math.log2(config.learning_rate / (limit / 4))
+        noise = random.Random(f"{config.effective_batch_size}{config.learning_rate:.4g}").gauss(0, 0.004)
+        loss = IDEAL.best_loss(config.effective_batch_size, samples) * (1 + 0.012 * off**2) * (1 + noise)
+        loss = loss if config.learning_rate <= limit else math.nan
+        return IDEAL(config, samples) | {"loss": loss, "val_loss": loss}
+
+    config, known = played(tmp_path, IDEAL, world)
+    deciding = to_decide(config, known, known.trials[findings_of(known).winner])
+    assert deciding is not None
+    stage = Train(max_runs=int(deciding.keys.get("stages.train.max_runs", 0)) or 12)
+    wanted = wanted_by(stage, config.model_copy(update={"stages": (stage,)}), known)
+    assert bool(wanted) == ("stages.train.max_runs" in deciding.keys)
+
+
 @pytest.mark.parametrize(("max_runs", "is_told"), [(None, True), (12, False)])
 def test_plan_says_that_further_lanes_have_further_runs(max_runs: int | None, is_told: bool) -> None:
     config = study_of(stages=[{"type": "frontier"}, {"type": "train", "max_runs": max_runs}])
@@ -754,8 +795,10 @@ def test_how_often_a_rung_cuts_the_best_run_is_told_as_it_was_recorded(tmp_path:
         "winner_cut"
     ]
     assert pytest.approx(recorded, abs=0.005) == WINNERS_CUT
-    _, known = played(tmp_path, IDEAL)
-    cut = [trial for trial in known.of_stage("train") if trial.cause is Cause.RUNG and trial.state is TrialState.PRUNED]
+    _, known = played(tmp_path, IDEAL, seeds=[0, 1])
+    cut = {
+        one.candidate for one in known.of_stage("train") if (one.cause, one.state) == (Cause.RUNG, TrialState.PRUNED)
+    }
     assert cut
     said = f"{len(cut)} run{'s were' if len(cut) > 1 else ' was'} stopped at a rung; in {WINNERS_CUT:.0%} of replayed studies the best one was among them"
     assert any(note.startswith(said) for note in known.conclusions["train"].notes)

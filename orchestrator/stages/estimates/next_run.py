@@ -35,13 +35,14 @@ def next_run(
     diverged: Sequence[Setting] = (),
     given_up: Collection[int] = (),
     *,
+    num_seeds: int = 1,
     is_last: bool = False,
 ) -> NextRun | None:
     """Return the run that is worth most; None where none would say anything new.
 
     tried: the runs that were asked for. unheard: those of them that have yet to end; what they will tell anyway does not
     count for another. diverged: those that diverged; no rate beyond them is tried. given_up: the batches that are not to be run any more.
-    is_last: True if no later run can use what this one tells. It is then worth what it adds to the runs that the choice is among, as only what
+    num_seeds: of each run, which is heard as their mean. is_last: True if no later run can use what this one tells. It is then worth what it adds to the runs that the choice is among, as only what
     was run is recommended; else any setting may still be run.
     """
     batches = [batch for batch in surface.coordinates.batches if batch not in given_up]
@@ -51,7 +52,7 @@ def next_run(
     trained = [one for one in tried if one not in diverged]
     wasted = np.stack([surface.wasted(one) for one in (*trained, *options)], axis=1)
     mean, apart = wasted.mean(axis=0), wasted - wasted.mean(axis=0)
-    heard = [_heard(surface, one, number) for number, one in enumerate(unheard)]
+    heard = [_heard(surface, one, number, num_seeds) for number, one in enumerate(unheard)]
     ran = len(trained)
 
     def least(also: int | None, results: Sequence[Array]) -> float:
@@ -63,7 +64,7 @@ def next_run(
 
     before = least(None, heard)
     worths = [
-        surface.p_trains(one) * (before - least(number, [*heard, _heard(surface, one, -1)]))
+        surface.p_trains(one) * (before - least(number, [*heard, _heard(surface, one, -1, num_seeds)]))
         for number, one in enumerate(options)
     ]
     best = int(np.argmax(worths))
@@ -85,12 +86,12 @@ def _least(mean: Array, apart: Array, heard: Sequence[Array]) -> float:
     return float((mean + basis[::EACH] @ (basis.T @ apart)).min(axis=1).mean())
 
 
-def _heard(surface: Surface, setting: Setting, number: int) -> Array:
+def _heard(surface: Surface, setting: Setting, number: int, num_seeds: int) -> Array:
     """Return what a run may be heard to end at: [draw]. number: tells runs of the same setting apart."""
     batch = setting.effective_batch_size
     loss = surface.loss(batch, surface.coordinates.u_of(setting))
     excess = float((surface.at(setting) - surface.best_loss(batch)).mean())
-    noise = math.hypot(surface.noise_at(batch), FAR * excess)
+    noise = math.hypot(surface.noise_at(batch) / math.sqrt(num_seeds), FAR * excess)
     return loss + noise * np.random.default_rng(number + 1).standard_normal(loss.size)
 
 
@@ -111,6 +112,16 @@ def _options(surface: Surface, batch: int, tried: Sequence[Setting], diverged: S
 
 
 MOST_RUNS_FORETOLD = 30
+
+
+def is_beyond(tried: Collection[float], rate: float, best: float | None) -> bool:
+    """True where a learning rate is the lowest or the highest of several that were tried at its batch, and the best one lies further out, as
+    far as that is known."""
+    lowest, highest = min(tried), max(tried)
+    if lowest == highest or rate not in (lowest, highest):
+        return False
+    side = 1 if rate == highest else -1
+    return best is None or side * math.log2(best / rate) >= APART
 
 
 def runs_to_decide(regret: float, useful_gain: float, num_runs: int) -> int | None:

@@ -193,7 +193,8 @@ WINNERS_CUT = 0.01
 
 def _cut(context: StageContext[Train]) -> list[str]:
     """Return how many runs the rungs stopped, and how often that is a mistake."""
-    num_cut = sum(trial.state is TrialState.PRUNED and trial.cause is Cause.RUNG for trial in context.trials())
+    cut = [trial for trial in context.trials() if trial.state is TrialState.PRUNED and trial.cause is Cause.RUNG]
+    num_cut = len({trial.candidate for trial in cut})
     if not num_cut:
         return []
     runs = "1 run was" if num_cut == 1 else f"{num_cut} runs were"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,19 +34,35 @@ SNAPSHOT_SHARES = (0.1, 0.25, 0.5, 1.0)
 
 
 def propose(context: StageContext[Train]) -> list[Proposal]:
-    """Return the runs asked for before, and those that would tell most now, one for each free lane."""
+    """Return the runs asked for before, and those that would tell most now, until no lane is free."""
     lineup = lineup_of(context)
     asked = _asked(context, lineup)
     unheard = _unheard(context, lineup, asked)
-    left = context.stage.most_runs(context.most_lanes) - sum(not _diverged_first(context, setting) for setting in asked)
-    for number in range(min(context.num_lanes - len(unheard), left)):
-        is_last = left - number <= context.num_lanes
+    num_open = sum(not _has_ended(context, one) for setting in unheard for one in _runs_of(context, lineup, setting))
+    left = context.stage.most_runs(context.most_lanes) - _num_counted(context, asked)
+    while num_open < context.num_lanes and left > 0:
+        is_last = left <= _num_at_once(context)
         setting = _lowered(context, lineup, unheard) or _next(context, lineup, asked, unheard, is_last=is_last)
         if setting is None:
             break
         asked.append(setting)
         unheard.append(setting)
+        num_open, left = num_open + len(context.config.seeds), left - 1
     return [proposal for setting in asked for proposal in _runs_of(context, lineup, setting)]
+
+
+def num_counted(context: StageContext[Train]) -> int:
+    """Return how many of `max_runs` the settings take that were asked for."""
+    return _num_counted(context, _asked(context, lineup_of(context)))
+
+
+def _num_counted(context: StageContext[Train], asked: Sequence[Setting]) -> int:
+    return sum(not _diverged_first(context, setting) for setting in asked)
+
+
+def _num_at_once(context: StageContext[Train]) -> int:
+    """Return how many settings it takes until no lane is free: each is a run for every seed."""
+    return math.ceil(context.num_lanes / len(context.config.seeds))
 
 
 def _asked(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
@@ -59,8 +76,14 @@ def _asked(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
 
 def _unheard(context: StageContext[Train], lineup: Lineup, asked: Sequence[Setting]) -> list[Setting]:
     """Return those that have yet to end, with all their seeds."""
-    ended = {trial.id for trial in context.trials() if trial.state.ended}
-    return [setting for setting in asked if not {one.id for one in _runs_of(context, lineup, setting)} <= ended]
+    return [
+        setting for setting in asked if not all(_has_ended(context, one) for one in _runs_of(context, lineup, setting))
+    ]
+
+
+def _has_ended(context: StageContext[Train], run: Proposal) -> bool:
+    trial = context.study.trials.get(run.id)
+    return trial is not None and trial.state.ended
 
 
 def _lowered(context: StageContext[Train], lineup: Lineup, unheard: Sequence[Setting]) -> Setting | None:
@@ -113,7 +136,7 @@ def _first(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
         beside = [
             replace(one, learning_rate=factor * one.learning_rate) for factor in BESIDE_THE_RULE for one in at_rule
         ]
-        first = [*at_rule, *beside][: max(len(first), context.num_lanes)]
+        first = [*at_rule, *beside][: max(len(first), _num_at_once(context))]
     return first[: context.stage.most_runs(context.most_lanes)]
 
 
@@ -170,6 +193,7 @@ def _next(
         [one for one in unheard if one.effective_batch_size in on_surface],
         diverged=[setting_of(trial) for trial in context.trials() if trial.cause is Cause.DIVERGED],
         given_up=_given_up(context, surface),
+        num_seeds=len(context.config.seeds),
         is_last=is_last,
     )
     if found is not None and (found.worth >= WORTH or len(asked) < FEW_RUNS):

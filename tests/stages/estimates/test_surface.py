@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from batchscout.orchestrator.stages.estimates import surface as surface_module
-from batchscout.orchestrator.stages.estimates.next_run import APART, MOST_RUNS_FORETOLD, next_run, runs_to_decide
+from batchscout.orchestrator.stages.estimates.next_run import (
+    APART,
+    MOST_RUNS_FORETOLD,
+    is_beyond,
+    next_run,
+    runs_to_decide,
+)
 from batchscout.orchestrator.stages.estimates.surface import (
     MOST_TIME,
     PRIOR,
@@ -311,6 +317,14 @@ def test_of_runs_asked_for_at_once_the_next_counts_on_what_the_others_will_tell(
     assert knowing.setting != unknowing.setting
 
 
+def test_a_run_that_is_heard_as_the_mean_of_several_seeds_is_worth_more() -> None:
+    surface, tried = fit_to(some_runs()), [at(batch) for batch in BATCHES]
+    of_one, of_four = (next_run(surface, tried, num_seeds=seeds) for seeds in (1, 4))
+    assert of_one is not None
+    assert of_four is not None
+    assert of_four.worth > 1.05 * of_one.worth
+
+
 def test_no_run_of_a_batch_that_was_given_up_is_asked_for_and_none_where_none_is_left() -> None:
     surface, tried = fit_to(some_runs()), [at(batch) for batch in BATCHES]
     found = next_run(surface, tried, given_up={*BATCHES} - {8})
@@ -331,6 +345,15 @@ def test_the_last_run_is_that_of_what_is_worth_recommending_and_no_question_for_
             assert found is not None
             of.append(min(truth.wasted(one) for one in (*tried, found.setting)))
     assert fmean(wasted[True]) < 0.7 * fmean(wasted[False])
+
+
+def test_a_rate_is_at_the_edge_only_where_the_best_may_lie_beyond() -> None:
+    tried = (1e-3, 2e-3, 4e-3)
+    assert is_beyond(tried, 4e-3, 8e-3)
+    assert is_beyond(tried, 1e-3, None), "as far as is known"
+    assert not is_beyond(tried, 4e-3, 3.5e-3), "the surface has it inside"
+    assert not is_beyond(tried, 2e-3, 8e-3)
+    assert not is_beyond([1e-3], 1e-3, None)
 
 
 def test_a_run_is_worth_less_the_more_is_known() -> None:
