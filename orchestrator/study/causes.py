@@ -9,8 +9,8 @@ class Cause(StrEnum):
     """What put a trial into its state. Its text is the code that a shown reason begins with.
 
     A full run that was stopped for another cause than these is taken for one that was cut: what it would have come to is read from the rungs that it
-    passed (estimates/observed.py). DIVERGED says that its learning rate is too high, LOW_THROUGHPUT that its batch may be too slow,
-    OUT_OF_MEMORY that it is made again in smaller micro-batches."""
+    passed or, where it is to reach a target loss, from its last evaluation (estimates/observed.py). DIVERGED says that its learning rate is too
+    high, LOW_THROUGHPUT that its batch may be too slow, OUT_OF_MEMORY that it is made again in smaller micro-batches."""
 
     RUNG = "rung"
     """A verdict at a rung: it waits there, was let past it, or was cut."""

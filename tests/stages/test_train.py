@@ -337,6 +337,28 @@ def test_to_a_target_the_batch_that_gets_there_first_is_chosen(tmp_path: Path) -
     assert f"reaches val loss {target:g} after" in recommendation_of(config, known).verdict
 
 
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_to_a_target_what_was_cut_is_not_asked_for_again_and_again(tmp_path: Path, share: float) -> None:
+    """A batch that would come there in many times the seconds of the best is given up after the run that was cut."""
+    target = SMALL_IS_RIGHT.best_loss(8, share * BUDGET)
+    config, known = played(tmp_path, SMALL_IS_RIGHT, objective="target", target_loss=target)
+    recommendation, findings = recommendation_of(config, known), findings_of(known)
+    hopeless = [one for one in findings.batches if one.effective_batch_size >= 32]
+    assert sum(one.num_runs for one in hopeless) == 1, "the largest is one of the first runs"
+    assert sum(one.p_best for one in hopeless) < 0.05
+    assert (recommendation.decided, recommendation.effective_batch_size) == (True, 4)
+    assert sum(one.num_runs for one in findings.batches) <= 6
+
+
+def test_to_a_target_the_surface_shows_what_was_cut_and_what_missed_it(tmp_path: Path) -> None:
+    config, known = played(tmp_path, IDEAL, objective="target", target_loss=2.45)
+    context = StageContext(config.stages[0], config, known)
+    (figure,) = [one for one in train.figures(context) if one.name == "surface"]
+    assert "with a ~, what a run that did not reach the target would have come to" in figure.caption
+    told = {mark.told.split(":")[0] for series in figure.series for mark in series.marks if "~" in mark.text}
+    assert told == {"extrapolated"}
+
+
 # How it goes about it
 
 

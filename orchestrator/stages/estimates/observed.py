@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.trial import scaled_learning_rate
 from batchscout.orchestrator.stages.estimates import surface
-from batchscout.orchestrator.stages.estimates.ranking import Standing, by_candidate, late_gain_of_scores, standings
+from batchscout.orchestrator.stages.estimates.ranking import (
+    Standing,
+    by_candidate,
+    late_gain_of_scores,
+    seconds_to,
+    seconds_until,
+    standings,
+)
 from batchscout.orchestrator.stages.estimates.surface import (
     OFFSET_SPREADS,
     Coordinates,
@@ -28,6 +35,12 @@ KEPT = 0.33
 recorded worlds: 0.80 from the half on, 0.63 from a quarter."""
 UNSURE = 1.6
 """How far what is left may be off, in times of what is made up."""
+FAR_BEHIND = 4.0
+"""A run that comes to its losses this many times later than the best one is out of the race. How much later still is not told: the surface
+would take so many seconds for a learning rate that is far off, and try others."""
+UNSEEN = 0.4
+"""How far the seconds until a target may be off, in times of those that a run did not show or that it lies behind the best one, whichever is more:
+of the runs of the recorded worlds, cut at half, one in forty comes there sooner by more than two such deviations."""
 
 
 def surface_through(
@@ -83,21 +96,17 @@ def setting_of(trial: Trial) -> Setting:
 def observations(trials: Sequence[Trial], target_loss: float | None) -> list[Observation]:
     """Return what each candidate came to, its seeds as one; those that still run, or were lost, are left out."""
     ranking = {one.name: one for one in standings(trials, target_loss)}
-    to_target = target_loss is not None
-    observed = [_observation(name, seeds, ranking, to_target) for name, seeds in by_candidate(trials).items()]
+    observed = [_observation(name, seeds, ranking, target_loss) for name, seeds in by_candidate(trials).items()]
     return [one for one in observed if one is not None]
 
 
-def _observation(name: str, seeds: list[Trial], ranking: dict[str, Standing], to_target: bool) -> Observation | None:
-    """Return what a candidate came to; None while it runs, and where it says nothing about its batch.
-
-    to_target: true where scores are seconds, which the loss of one that was cut cannot tell.
-    """
+def _observation(
+    name: str, seeds: list[Trial], ranking: dict[str, Standing], target_loss: float | None
+) -> Observation | None:
+    """Return what a candidate came to; None while it runs, and where it says nothing about its batch."""
     setting = setting_of(seeds[0])
-    if name in ranking:
+    if name in ranking and ranking[name].reached:
         one = ranking[name]
-        if not math.isfinite(one.score):
-            return None  # it never reached the target, and was not on its way there
         return Observation(setting.effective_batch_size, setting.learning_rate, one.score, len(seeds), one.squares)
     if not all(trial.state.ended for trial in seeds):
         return None
@@ -105,7 +114,40 @@ def _observation(name: str, seeds: list[Trial], ranking: dict[str, Standing], to
         return None  # its batch is trained again, in smaller micro-batches
     if any(trial.cause is Cause.DIVERGED for trial in seeds):
         return Observation(setting.effective_batch_size, setting.learning_rate, None)
-    return None if to_target else _extrapolated(setting, seeds, ranking)
+    return (
+        _extrapolated(setting, seeds, ranking)
+        if target_loss is None
+        else _in_seconds(setting, seeds, ranking, target_loss)
+    )
+
+
+def _in_seconds(
+    setting: Setting, seeds: list[Trial], ranking: dict[str, Standing], target_loss: float
+) -> Observation | None:
+    """Return when a candidate that was cut, or missed the target, comes to it: as many times later than the best of all as it came to its last
+    loss. None where no run comes near the target, and where its seconds say nothing of its batch."""
+    best = next(iter(ranking.values()), None)
+    if best is None or not math.isfinite(best.score) or any(trial.cause is Cause.LOW_THROUGHPUT for trial in seeds):
+        return None
+    seconds, unsure = list[float](), list[float]()
+    for trial in seeds:
+        curve = trial.curve("train_seconds")
+        if not curve:
+            return None
+        until, loss = curve[-1]
+        known = seconds_to(trial, target_loss)
+        if math.isinf(known):
+            behind = until / statistics.fmean(seconds_until(one, loss) for one in best.trials)
+            known = min(behind, FAR_BEHIND) * best.score
+            unsure.append(UNSEEN * (known - min(until, best.score)))
+        seconds.append(known)
+    return Observation(
+        setting.effective_batch_size,
+        setting.learning_rate,
+        statistics.fmean(seconds),
+        len(seeds),
+        extra_deviation=sum(unsure) / len(seeds),
+    )
 
 
 def _extrapolated(setting: Setting, seeds: list[Trial], ranking: dict[str, Standing]) -> Observation | None:

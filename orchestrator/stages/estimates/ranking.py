@@ -83,13 +83,9 @@ def _standing(name: str, seeds: list[Trial], target_loss: float | None) -> Stand
     loss = statistics.fmean(losses)
     if target_loss is None:
         return Standing(name, tuple(seeds), loss, loss, _squares(losses))
-    seconds = [seconds_to(trial, target_loss) for trial in seeds]
-    projected = [
-        projected_seconds_to(trial, target_loss) if math.isinf(known) else known
-        for trial, known in zip(seeds, seconds, strict=True)
-    ]
-    score, reached = statistics.fmean(projected), not any(map(math.isinf, seconds))
-    return Standing(name, tuple(seeds), score, loss, _squares(projected), reached)
+    seconds = [seconds_until(trial, target_loss) for trial in seeds]
+    reached = all(math.isfinite(seconds_to(trial, target_loss)) for trial in seeds)
+    return Standing(name, tuple(seeds), statistics.fmean(seconds), loss, _squares(seconds), reached)
 
 
 def _squares(values: Sequence[float]) -> float:
@@ -193,6 +189,12 @@ def seconds_to(trial: Trial, target_loss: float) -> float:
             return seconds if before is None else _crossing(before, (loss, seconds), target_loss)
         before = (loss, seconds)
     return math.inf
+
+
+def seconds_until(trial: Trial, loss: float) -> float:
+    """Return the training seconds until the trial reaches a loss, projected where it never does."""
+    seconds = seconds_to(trial, loss)
+    return projected_seconds_to(trial, loss) if math.isinf(seconds) else seconds
 
 
 def projected_seconds_to(trial: Trial, target_loss: float) -> float:

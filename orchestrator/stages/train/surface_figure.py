@@ -46,7 +46,8 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
     surface = surface_of(context, lineup_of(context)) if observed else None
     if surface is None:
         return []
-    what = "seconds to the target loss" if context.config.objective == "target" else "validation loss"
+    to_target = context.config.objective == "target"
+    what = "seconds to the target loss" if to_target else "validation loss"
     batches = surface.coordinates.batches
     against, (cells, shades) = _differences(context, surface), _cells(surface, observed, what)
     runs = _runs(context, surface, observed)
@@ -54,7 +55,8 @@ def surface_figures(context: StageContext[Train]) -> list[Figure]:
     lost = tuple(Mark(one.effective_batch_size, one.learning_rate, "diverged", "cross") for one in diverged)
     roles = {mark.kind for mark in runs.marks}
     has_cut = any("~" in mark.text for mark in runs.marks)
-    cut = "; with a ~, what a run that was cut would have come to" if has_cut else ""
+    who = "did not reach the target" if to_target else "was cut"
+    cut = f"; with a ~, what a run that {who} would have come to" if has_cut else ""
     looks = ["ringed: recommended"] * ("chosen" in roles) + [f"green: {_whose(context)}"] * ("baseline" in roles)
     return [
         *([against] if sum(len(one.marks) for one in against.series) > 1 else []),
@@ -149,8 +151,8 @@ def _chosen(context: StageContext[Train], surface: Surface) -> Setting:
 
 
 def _runs(context: StageContext[Train], surface: Surface, observed: Sequence[Observation]) -> Series:
-    """Return the runs that came to something; the chosen one is ringed, and one that was cut tells its own last loss, too."""
-    cut = {setting_of(trial): trial.how_it_ended_at for trial in full_runs(context.study) if trial.state.ruled_out}
+    """Return the runs that came to something; the chosen one is ringed, and one that is extrapolated tells its own last loss, too."""
+    ends = {setting_of(trial): trial.how_it_ended_at for trial in full_runs(context.study) if trial.state.ended}
     chosen, standing = _chosen(context, surface), choice_of(context, surface).own
     own = setting_of(standing.first) if standing else None
     marks = []
@@ -163,7 +165,7 @@ def _runs(context: StageContext[Train], surface: Surface, observed: Sequence[Obs
                     one.learning_rate,
                     f"~{loss_text(one.loss)}" if one.extra_deviation else f"{loss_text(one.loss)}",
                     "chosen" if setting == chosen else "baseline" if setting == own else "point",
-                    told=f"extrapolated: {cut[setting]}" if one.extra_deviation else "",
+                    told=f"extrapolated: {ends[setting]}" if one.extra_deviation else "",
                 )
             )
     return Series("runs", tuple(marks), OTHERS_COLOUR, joined=False)
