@@ -354,7 +354,9 @@ class Director:
 
     def _judge(self, level: int) -> None:
         """Carry out the verdict on every candidate at its rung of this level."""
-        verdict_by_candidate = verdicts.at_rung(self.study, self.context.stage, level, self.num_lanes)
+        verdict_by_candidate = verdicts.at_rung(
+            self.study, self.context.stage, level, self.num_lanes, self.context.config.target_loss
+        )
         candidates = self.study.candidates(self.context.stage.type)
         for name, decision in verdict_by_candidate.items():
             for trial in candidates[name]:

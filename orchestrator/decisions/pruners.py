@@ -20,7 +20,8 @@ class Entrant:
     """Its objective at the rung, the smaller the better; None while it has not come there."""
     out: bool = False
     """True if it has ended: nobody waits for it."""
-    protected: bool = False
+    stays: str = ""
+    """Why it is never cut, however bad its value; empty where it may be."""
     promoted: bool = False
 
 
@@ -70,8 +71,8 @@ def judge_rung(
 
     def verdict(entrant: Entrant, place: int) -> Decision:
         at = f"ranked {place} of {len(ranked)} after {where}"
-        if entrant.protected:
-            return _at_rung(Action.GO_ON, f"{at}; never cut before the end")
+        if entrant.stays:
+            return _at_rung(Action.GO_ON, f"{at}; {entrant.stays}")
         if _value(entrant) <= last_on:
             as_good = f", and those within {tie:.3g} of the best" if place > places_now else ""
             return _at_rung(Action.GO_ON, f"{at}; {_best(places_now)}{as_good}")

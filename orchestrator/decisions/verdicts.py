@@ -13,6 +13,7 @@ from batchscout.orchestrator.decisions.pruners import Demand, Entrant, judge_run
 from batchscout.orchestrator.stages import stage_of
 from batchscout.orchestrator.stages.context import StageContext, disturbance_in
 from batchscout.orchestrator.stages.estimates.node_speeds import slowness, stragglers
+from batchscout.orchestrator.stages.estimates.ranking import seconds_to
 from batchscout.orchestrator.stages.estimates.speeds import usual_share
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.state import Study
@@ -26,7 +27,9 @@ ACROSS_BATCHES_FROM = 0.5
 STEPS_BEFORE_RATE_IS_JUDGED = 20
 
 
-def at_rung(study: Study, stage: StageKeys, level: int, num_lanes: int) -> dict[str, Decision]:
+def at_rung(
+    study: Study, stage: StageKeys, level: int, num_lanes: int, target_loss: float | None = None
+) -> dict[str, Decision]:
     """Return the verdict on every candidate that stands at its rung of this level and was not let past it.
 
     A level is a share of a run's own budget, so candidates of different budgets meet at equal cost. At an early level
@@ -40,7 +43,7 @@ def at_rung(study: Study, stage: StageKeys, level: int, num_lanes: int) -> dict[
         rungs = {name: seeds[0].config.rungs[level] for name, seeds in candidates.items()}
         verdicts |= judge_rung(
             _where(rungs),
-            [_entrant(name, seeds, level) for name, seeds in candidates.items()],
+            [_entrant(name, seeds, level, target_loss) for name, seeds in candidates.items()],
             pruner.reduction_factor,
             synchronous=pruner.synchronous,
             first=level == 0,
@@ -91,7 +94,7 @@ def _demand(study: Study, stage: StageKeys, num_lanes: int) -> Demand:
     return Demand(newcomers / num_lanes, idle=not waiting)
 
 
-def _entrant(name: str, seeds: list[Trial], level: int) -> Entrant:
+def _entrant(name: str, seeds: list[Trial], level: int, target_loss: float | None) -> Entrant:
     """Return a candidate as the rung sees it: its seeds count as one, and a seed that ended earlier makes it the worst.
 
     A candidate that is cut stays among the entrants: how many go on must not depend on when it was cut.
@@ -104,9 +107,18 @@ def _entrant(name: str, seeds: list[Trial], level: int) -> Entrant:
         name,
         mean_of_seeds(values),
         out=out,
-        protected=any(trial.protected for trial in seeds),
+        stays=_why_it_stays(seeds, target_loss),
         promoted=all(trial.config.rungs[level] in trial.promoted for trial in seeds),
     )
+
+
+def _why_it_stays(seeds: list[Trial], target_loss: float | None) -> str:
+    """Return why a candidate goes on whatever its loss at a rung: only what ran to its end can be chosen; empty where it may be cut."""
+    if any(trial.protected for trial in seeds):
+        return "never cut before the end"
+    if target_loss is not None and all(math.isfinite(seconds_to(trial, target_loss)) for trial in seeds):
+        return "it has reached target_loss"
+    return ""
 
 
 def _value_at(trial: Trial, level: int) -> float | None:

@@ -88,7 +88,7 @@ def test_synchronous_the_tied_wait_for_those_who_may_be_so_good_that_they_no_lon
 
 
 def test_the_protected_are_never_cut_nor_do_they_wait() -> None:
-    worst = Entrant("baseline", 9.0, protected=True)
+    worst = Entrant("baseline", 9.0, stays="never cut before the end")
     assert judge([*arrived(1.0, 2.0, 3.0), worst])["baseline"] == "go on"
     assert judge([*arrived(1.0, None, None), worst])["baseline"] == "go on"
 

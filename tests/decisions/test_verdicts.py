@@ -10,6 +10,7 @@ import pytest
 from batchscout.orchestrator.config.stages import AshaPruner
 from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.decisions import verdicts
+from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Evaluated, Promoted, Started, proposed
 from batchscout.orchestrator.study.messages import HeldLane
 from batchscout.orchestrator.study.state import Study
@@ -122,6 +123,22 @@ def test_however_seldom_runs_are_evaluated_none_is_cut_for_trailing_by_less_than
     config = study_of(stages=[rates], evaluations=evaluations)
     study = play_stage(tmp_path / "journal.jsonl", config, "grid", world)
     assert [str(trial.state) for trial in study.of_stage("grid")] == ["complete", "complete"]
+
+
+def test_who_has_reached_the_target_with_all_seeds_is_not_cut_for_its_loss(tmp_path: Path) -> None:
+    """Its seconds are known, and only what ran to its end can be chosen. A seed that has not come there may still decide it."""
+    levels = {1e-3: 2.0, 2e-3: 2.3, 3e-3: 2.6, 4e-3: 3.5}
+
+    def world(config: TrialConfig, samples: int) -> dict[str, Any]:
+        loss = levels[config.learning_rate] + (0.6 * config.seed if config.learning_rate == 3e-3 else 0.0)
+        return {"loss": loss, "val_loss": loss, "train_seconds": samples / 100}
+
+    rates = {"type": "grid", "micro_batch_size": [8], "learning_rate": [*levels], "pruner": {"type": "asha"}}
+    for seeds, cut in (([0], {4e-3}), ([0, 1], {3e-3, 4e-3})):
+        config = study_of(stages=[rates], objective="target", target_loss=3.0, seeds=seeds)
+        study = play_stage(tmp_path / f"{len(seeds)}.jsonl", config, "grid", world)
+        pruned = {one.config.learning_rate for one in study.of_stage("grid") if one.cause is Cause.RUNG}
+        assert pruned == cut
 
 
 def verdict_on(losses: list[float], samples_seen: int, **changes: Any) -> str:
