@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from batchscout.orchestrator.output.known import known_of, undecided_between
 from batchscout.orchestrator.output.scope import Scope, scope_of
 from batchscout.orchestrator.output.verdict import micro_batch_tokens, verdict
 from batchscout.orchestrator.stages import candidate_runs, change_of, recommended_run
-from batchscout.orchestrator.stages.estimates.ranking import by_candidate
+from batchscout.orchestrator.stages.estimates.ranking import standings
 from batchscout.orchestrator.stages.figures import split_text
 from batchscout.orchestrator.stages.findings import found
 from batchscout.orchestrator.stages.frontier.findings import FrontierFindings
@@ -207,7 +206,7 @@ class Recommendation:
     """False while a stage of the study has yet to conclude."""
     evidence: Evidence
     alternatives: tuple[Alternative, ...]
-    """The best first."""
+    """The best first: by val_loss or, with `objective: target`, by the seconds to the target."""
     ruled_out: tuple[RuledOut, ...]
 
     def __repr__(self) -> str:
@@ -402,21 +401,20 @@ def _mfu(seeds: Sequence[Trial]) -> float | None:
 
 def _alternatives(config: StudyConfig, study: Study, winner: Trial) -> tuple[Alternative, ...]:
     """Return the other full runs that finished, the best first."""
-    others = [
+    return tuple(
         Alternative(
-            trial=seeds[0].id,
-            role=seeds[0].role,
-            micro_batch_size=seeds[0].config.micro_batch_size,
-            gradient_accumulation_steps=seeds[0].config.gradient_accumulation_steps,
-            learning_rate=seeds[0].config.learning_rate,
-            val_loss=_mean(seeds, "val_loss"),
-            tokens_per_second=_mean(seeds, "tokens_per_second"),
-            generalisation_gap=_mean(seeds, "generalisation_gap"),
+            trial=one.first.id,
+            role=one.first.role,
+            micro_batch_size=one.config.micro_batch_size,
+            gradient_accumulation_steps=one.config.gradient_accumulation_steps,
+            learning_rate=one.config.learning_rate,
+            val_loss=one.val_loss,
+            tokens_per_second=_mean(one.trials, "tokens_per_second"),
+            generalisation_gap=_mean(one.trials, "generalisation_gap"),
         )
-        for seeds in by_candidate(candidate_runs(config, study)).values()
-        if winner not in seeds and len(seeds) == len(study.seeds_of(seeds[0]))
-    ]
-    return tuple(sorted(others, key=lambda one: math.inf if one.val_loss is None else one.val_loss))
+        for one in standings(candidate_runs(config, study), config.target_loss)
+        if winner not in one.trials and len(one.trials) == len(study.seeds_of(one.first))
+    )
 
 
 def write_recommendation(path: Path, recommendation: Recommendation | None) -> None:

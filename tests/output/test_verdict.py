@@ -456,6 +456,17 @@ def test_projected_times_decide_nothing_and_are_the_first_thing_that_is_said_of_
         assert "sample_budget" in found.would_decide
 
 
+@for_every(target=[None, 3.5])
+def test_alternatives_are_told_in_the_order_of_what_decides(target: float | None) -> None:
+    """The one that comes to the target first is the one that ends highest of those that do."""
+    runs = SMALL, LARGE, Run(16, ((30, 3.7), (40, 3.4), (60, 3.39))), Run(64, ((30, 3.8), (58, 3.6), (60, 3.3)))
+    batches = [batch_findings(run.batch, 90.0, 0.25, score_low=80.0) for run in runs]
+    keys: dict[str, Any] = {} if target is None else {"objective": "target", "target_loss": target}
+    found = recommended(*batches, runs=runs, **keys)
+    order = [one.micro_batch_size for one in found.alternatives]
+    assert order == ([64, 16, 8] if target is None else [16, 64, 8])
+
+
 def test_a_study_of_an_earlier_version_claims_no_more_than_it_knew() -> None:
     found = recommended(winner=8, seconds=None, found=EARLIER)
     assert reason(found) == "no batch that was tried is better than yours."
