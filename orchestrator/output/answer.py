@@ -11,7 +11,7 @@ from enum import StrEnum
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.mode import mode_of
 from batchscout.orchestrator.config.trial import base_trial
-from batchscout.orchestrator.output.caveats import caveats_of, not_carried, projected, worth_a_longer_run
+from batchscout.orchestrator.output.caveats import caveats_of, not_carried, projected, too_easy, worth_a_longer_run
 from batchscout.orchestrator.output.deciding import ToDecide, runs_of_length, to_decide
 from batchscout.orchestrator.output.known import Known, baseline_run, chosen_from, failed_stage, known_of
 from batchscout.orchestrator.output.verdict import (
@@ -147,8 +147,8 @@ def _is_own_form(config: StudyConfig, trial: TrialConfig) -> bool:
 
 def _how_sure(config: StudyConfig, study: Study, winner: Trial) -> tuple[Badge, str]:
     known = known_of(config, study, winner)
-    if not_reached := projected(config, study, winner):
-        return Badge.UNDETERMINED, not_reached
+    if not_seen := projected(config, study, winner) or too_easy(config, study, winner):
+        return Badge.UNDETERMINED, not_seen
     badge, because = _how_well_compared(config, study, winner, known)
     if badge not in (Badge.DECIDED, Badge.KEEP_YOURS):
         return badge, because

@@ -9,6 +9,7 @@ from batchscout.orchestrator.output.known import (
     chosen_of,
     failed_stage,
     is_projected,
+    is_too_easy,
     known_of,
 )
 from batchscout.orchestrator.output.scope import scope_of
@@ -70,7 +71,11 @@ def warnings_of(config: StudyConfig, study: Study, nearest: Trial, trial: TrialC
 
 
 def _of_the_evidence(config: StudyConfig, study: Study, nearest: Trial) -> list[str]:
-    warnings = [projected(config, study, nearest), _own_schedule_unknown(config, study)]
+    warnings = [
+        projected(config, study, nearest),
+        too_easy(config, study, nearest),
+        _own_schedule_unknown(config, study),
+    ]
     warnings += [notice.text for notice in study.notices.get(None, []) if notice.kind in _OF_THE_COMPARISON]
     baseline = baseline_run(study)
     if baseline is not None and (own := not_run(config, study, baseline)):
@@ -104,6 +109,13 @@ def projected(config: StudyConfig, study: Study, winner: Trial) -> str:
         f"no setting that was compared reached target_loss ({config.target_loss:g}); training times until then are projected from the last two "
         "evaluations of each run, and are less sure than any interval says"
     )
+
+
+def too_easy(config: StudyConfig, study: Study, winner: Trial) -> str:
+    """Return that nobody saw when the target loss was reached; empty where it was not, and without one."""
+    if not is_too_easy(config, study, winner):
+        return ""
+    return f"target_loss ({config.target_loss:g}) was reached by the first evaluation already: which setting comes there sooner is not known"
 
 
 def _overfits(study: Study, nearest: Trial) -> str:

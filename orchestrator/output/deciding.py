@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import Train
-from batchscout.orchestrator.output.known import compared_of, is_projected, known_of
+from batchscout.orchestrator.output.known import compared_of, is_projected, is_too_easy, known_of
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
 from batchscout.orchestrator.stages.estimates.next_run import MOST_RUNS_FORETOLD, runs_to_decide
@@ -70,6 +70,11 @@ def to_decide(config: StudyConfig, study: Study, winner: Trial) -> ToDecide | No
         return ToDecide(
             "runs that reach target_loss",
             f"raise it ({config.target_loss:g}), or sample_budget ({config.sample_budget})",
+        )
+    if is_too_easy(config, study, winner):
+        return ToDecide(
+            "a target_loss that is reached between two evaluations",
+            f"lower it ({config.target_loss:g}), or raise evaluations ({config.evaluations})",
         )
     known, compared = known_of(config, study, winner), compared_of(study, winner)
     if known is None or not known.is_open(config.useful_gain):

@@ -9,7 +9,7 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.config.stages import CHANGING
 from batchscout.orchestrator.stages import change_of, stage_of
 from batchscout.orchestrator.stages.estimates.generalisation import Overfitting
-from batchscout.orchestrator.stages.estimates.ranking import Standing, standings
+from batchscout.orchestrator.stages.estimates.ranking import Standing, is_first_seen_past, standings
 from batchscout.orchestrator.stages.horizons import carried_to
 from batchscout.orchestrator.stages.train import BatchFindings, TimeGain, TrainFindings, trained
 from batchscout.orchestrator.study.state import Conclusion, Study
@@ -130,6 +130,13 @@ def is_projected(config: StudyConfig, study: Study, winner: Trial) -> bool:
     """True where no setting that was compared reached target_loss with all of its seeds: the times that decided are then projections."""
     chosen, target = chosen_of(config, study, winner), config.target_loss
     return target is not None and not standing_of(study, chosen, target).reached
+
+
+def is_too_easy(config: StudyConfig, study: Study, winner: Trial) -> bool:
+    """True where the first evaluation of the chosen run, or of the user's own, is at target_loss already: which of them came there sooner is not
+    known."""
+    target, compared = config.target_loss, (chosen_of(config, study, winner), baseline_run(study))
+    return target is not None and any(one and is_first_seen_past(study.seeds_of(one), target) for one in compared)
 
 
 def baseline_run(study: Study) -> Trial | None:

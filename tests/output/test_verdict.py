@@ -456,6 +456,28 @@ def test_projected_times_decide_nothing_and_are_the_first_thing_that_is_said_of_
         assert "sample_budget" in found.would_decide
 
 
+@for_every(
+    target=[3.25, 3.6, 3.7],
+    own=[SMALL, Run(8, ((30, 3.5), (60, 3.3)))],
+    regret=[0.012, 0.3],
+    winner=[8, 32],
+)
+def test_a_target_that_the_first_evaluation_has_reached_decides_nothing_and_keeps_nothing(
+    target: float, own: Run, regret: float, winner: int
+) -> None:
+    """The larger batch is at 3.6 then."""
+    batches = batch_findings(8, 90.0, 0.02, score_low=80.0), batch_findings(32, 45.0, 0.97, score_low=40.0)
+    keys: dict[str, Any] = {"objective": "target", "target_loss": target, "found": {"regret_time": regret}}
+    found = recommended(*batches, runs=(own, LARGE), winner=winner, **keys)
+    was_first = own.curve[0][1] <= target or (winner == 32 and target >= 3.6)
+    said = f"target_loss ({target:g}) was reached by the first evaluation already"
+    assert found.answer.caveats[0].startswith(said) is was_first
+    assert (f"Warning: {said}" in found.verdict) is was_first
+    assert ("or raise evaluations (8)" in (found.would_decide or "")) is was_first
+    if was_first:
+        assert (found.answer.badge, found.decided) == ("undetermined", False)
+
+
 @for_every(target=[None, 3.5])
 def test_alternatives_are_told_in_the_order_of_what_decides(target: float | None) -> None:
     """The one that comes to the target first is the one that ends highest of those that do."""

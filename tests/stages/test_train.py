@@ -350,6 +350,16 @@ def test_to_a_target_what_was_cut_is_not_asked_for_again_and_again(tmp_path: Pat
     assert sum(one.num_runs for one in findings.batches) <= 6
 
 
+def test_no_further_run_is_made_to_a_target_that_the_first_evaluation_has_reached(tmp_path: Path) -> None:
+    target = SMALL_IS_RIGHT.best_loss(8, 0.05 * BUDGET)
+    config, known = played(tmp_path / "8", SMALL_IS_RIGHT, objective="target", target_loss=target)
+    assert len(full_runs(known)) == FIRST_RUNS
+    assert recommendation_of(config, known).answer.badge == "undetermined"
+    often, seen = played(tmp_path / "64", SMALL_IS_RIGHT, objective="target", target_loss=target, evaluations=64)
+    assert len(full_runs(seen)) > FIRST_RUNS
+    assert (recommendation_of(often, seen).decided, chosen(seen)) == (True, 4), "more evaluations tell it"
+
+
 def test_to_a_target_the_surface_shows_what_was_cut_and_what_missed_it(tmp_path: Path) -> None:
     config, known = played(tmp_path, IDEAL, objective="target", target_loss=2.45)
     context = StageContext(config.stages[0], config, known)

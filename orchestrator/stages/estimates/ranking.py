@@ -191,6 +191,11 @@ def seconds_to(trial: Trial, target_loss: float) -> float:
     return math.inf
 
 
+def is_first_seen_past(seeds: Sequence[Trial], target_loss: float) -> bool:
+    """True if the first evaluation of one of them is at the target already: how much sooner it came there is not known."""
+    return any(loss <= target_loss for trial in seeds for loss, _ in _evaluations(trial)[:1])
+
+
 def seconds_until(trial: Trial, loss: float) -> float:
     """Return the training seconds until the trial reaches a loss, projected where it never does."""
     seconds = seconds_to(trial, loss)

@@ -12,7 +12,7 @@ from batchscout.orchestrator.stages.candidates import Candidate, seeded_where_it
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.estimates.next_run import APART, next_run
 from batchscout.orchestrator.stages.estimates.observed import setting_of
-from batchscout.orchestrator.stages.estimates.ranking import alike, standings
+from batchscout.orchestrator.stages.estimates.ranking import alike, is_first_seen_past, standings
 from batchscout.orchestrator.stages.estimates.speeds import SLOW_RUNS, num_too_slow
 from batchscout.orchestrator.stages.estimates.surface import Setting, Surface
 from batchscout.orchestrator.stages.no_answer import LOWERED_BY, MOST_LOWERED, all_diverged
@@ -181,7 +181,7 @@ def _next(
     if surface is None or not rates(context):
         return None
     choice = choice_of(context, surface)
-    if choice.overfitting:
+    if choice.overfitting or _is_too_easy(context, choice):
         return None  # no further run of this length tells settings apart
     if choice.regret <= context.config.useful_gain and len(asked) >= FEW_RUNS:
         return None
@@ -200,6 +200,12 @@ def _next(
         return found.setting
     best = _best_if_not_run(surface, choice, tried)
     return None if best is None or best.effective_batch_size in _given_up(context, surface) else best
+
+
+def _is_too_easy(context: StageContext[Train], choice: Choice) -> bool:
+    """True where nobody saw when the target was reached, by the run to choose or by the user's own: no other run changes that."""
+    target, compared = context.config.target_loss, (choice.run, choice.own)
+    return target is not None and any(one and is_first_seen_past(one.trials, target) for one in compared)
 
 
 def _best_if_not_run(surface: Surface, choice: Choice, tried: Sequence[Setting]) -> Setting | None:
