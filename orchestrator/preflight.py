@@ -521,7 +521,7 @@ def check_compiler(compiles: bool) -> None:
     if shutil.which(compiler) is None:
         raise ValueError(
             f"torch.compile needs a C++ compiler on a CPU, and there is no '{compiler}'; install one "
-            "(apt-get install g++, or dnf install gcc-c++), name yours in CXX, or set compile: false, and compile: [false] in the frontier stage"
+            "(apt-get install g++, or dnf install gcc-c++), name yours in CXX, or set compile: false, and compile: [false] in the frontier stage and in a grid that lists it"
         )
 
 
@@ -531,13 +531,13 @@ def _check_tritons_compiler() -> None:
         raise ValueError(
             f"torch.compile needs a C compiler on a GPU, and there is no {repr(own) if own else 'gcc or clang'}; install one "
             "(apt-get install gcc, or dnf install gcc), name yours in CC, or set compile: false, and compile: [false] in the "
-            "frontier stage"
+            "frontier stage and in a grid that lists it"
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         raise ValueError(
             f"torch.compile needs Python's C header on a GPU, and there is no {quoted(header)}; install it (apt-get install "
-            "python3-dev, or dnf install python3-devel), or set compile: false, and compile: [false] in the frontier stage"
+            "python3-dev, or dnf install python3-devel), or set compile: false, and compile: [false] in the frontier stage and in a grid that lists it"
         )
 
 

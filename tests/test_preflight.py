@@ -589,7 +589,7 @@ def test_a_missing_compiler_is_found_before_anything_starts(
     assert code == 2
     assert re.search(
         r"torch.compile needs a C\+\+ compiler on a CPU, and there is no '/nonexistent/g\+\+'; install one .* name yours "
-        r"in CXX, or set compile: false, and compile: \[false\]", message
+        r"in CXX, or set compile: false, and compile: \[false\] in the frontier stage and in a grid that lists it", message
     )  # fmt: skip
     monkeypatch.delenv("CXX")
     (programs := tmp_path_factory.mktemp("programs")).joinpath("bash").symlink_to("/bin/sh")

@@ -253,8 +253,8 @@ class StudyConfig(Strict):
     compile: Compile | None = None
     """What is compiled, in `batchscout trial` and in stages for which no frontier has chosen: the model's repeated blocks one
     by one (true, or blocks), the model as one graph with its norm, head and loss (whole, which fsdp cannot), or nothing
-    (false). null: what the study's frontier or grid compiles first in its list, and the blocks if the study has
-    neither."""
+    (false). null: what the study's frontier or grid compiles first in its list, and the blocks if neither says
+    it."""
     memory_limit: Annotated[ByteSize, BeforeValidator(_with_a_unit), Field(gt=0)] | None = None
     """How much memory one rank may use, in bytes or as 512MiB. On a GPU: of its memory; null: all of it. On a CPU
     host: what the process may allocate beyond what it holds before a trial, and more is refused; twice as much after the

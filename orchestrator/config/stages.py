@@ -285,14 +285,15 @@ class Grid(Strict):
     """Samples per forward and backward pass on one rank. Empty: the one that the frontier chose, else that of
     `batch`."""
     effective_batch_size: tuple[PositiveInt, ...] = ()
-    """Samples per optimizer step over all ranks. Empty: the micro-batch size times `world_size`, without
+    """Samples per optimizer step over all ranks. Empty: that of `batch`, if it has `effective_batch_size` or
+    `gradient_accumulation_steps` and no frontier has chosen; else the micro-batch size times `world_size`, without
     accumulation."""
-    activation_checkpointing: Annotated[tuple[ActivationCheckpointing, ...], AtLeastOne] = ("none",)
+    activation_checkpointing: tuple[ActivationCheckpointing, ...] = ()
     """The kinds of activation checkpointing: none, selective, full, or a memory budget between 0 and 1, which needs
-    `compile`."""
-    compile: Annotated[tuple[Compile, ...], AtLeastOne] = (True,)
+    `compile`. Empty: the one that the frontier chose, else the study's `activation_checkpointing`."""
+    compile: tuple[Compile, ...] = ()
     """What is compiled, each to be tried: the model's repeated blocks one by one (true, or blocks), the model as one graph
-    with its norm, head and loss (whole), or nothing (false)."""
+    with its norm, head and loss (whole), or nothing (false). Empty: what the frontier chose, else the study's `compile`."""
     learning_rate: tuple[Positive, ...] = ()
     """Learning rates, used as they are. Empty: that of the scaling rule for each effective batch."""
     pruner: Pruner = NoPruner()
@@ -348,5 +349,11 @@ of them."""
 
 
 def compiled_in(stages: Sequence[StageKeys]) -> list[Compile]:
-    """Return what the frontier and the grid compile, in the order of the study file; empty where there is neither."""
-    return [one for stage in stages if isinstance(stage, (Frontier, Grid)) for one in stage.compile or (True,)]
+    """Return what the frontier and the grid compile, in the order of the study file; empty where neither says it."""
+    found = list[Compile]()
+    for stage in stages:
+        if isinstance(stage, Frontier):
+            found += stage.compile or (True,)
+        elif isinstance(stage, Grid):
+            found += stage.compile
+    return found

@@ -133,7 +133,7 @@ def compiler(found: Compiler, needs: Needs, *, on_gpu: bool) -> Check:
     language, package = ("C", "gcc python3-dev") if on_gpu else ("C++", "g++")
     bad: Verdict = "fault" if needs.compiles else "warning"
     without = "" if needs.compiles else "; the study file compiles nothing"
-    install = f"install one (apt-get install {package}), name yours in {'CC' if on_gpu else 'CXX'}, or set compile: false, and compile: [false] in the frontier stage"
+    install = f"install one (apt-get install {package}), name yours in {'CC' if on_gpu else 'CXX'}, or set compile: false, and compile: [false] in the frontier stage and in a grid that lists it"
     if found.path is None:
         return Check(
             "compiler",

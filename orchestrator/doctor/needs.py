@@ -73,9 +73,10 @@ def _section(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _compiles(tree: Mapping[str, Any]) -> bool:
-    """False where the frontier, or the study without one, compiles nothing."""
+    """False where the frontier and a grid that says it, or the study without either, compile nothing."""
     told = _stages(tree)
-    lists = [stage.get("compile") for stage in told if stage.get("type") in ("frontier", "grid")]
+    said = [(stage.get("type"), stage.get("compile")) for stage in told]
+    lists = [compiled for kind, compiled in said if kind == "frontier" or (kind == "grid" and compiled)]
     if not told or lists:
         return not told or any(one != [False] for one in lists)
     return tree.get("compile") is not False

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from batchscout.orchestrator.config.mode import compile_text
+from batchscout.orchestrator.config.mode import Mode, compile_text, mode_of
 from batchscout.orchestrator.config.stages import Grid
+from batchscout.orchestrator.config.trial import base_trial
 from batchscout.orchestrator.stages.candidates import Candidate, seeded
 from batchscout.orchestrator.stages.chosen import chosen_mode, chosen_split
 from batchscout.orchestrator.stages.context import StageContext
@@ -21,7 +22,7 @@ from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.study.state import Conclusion
 from batchscout.orchestrator.study.trial import Proposal
 from batchscout.orchestrator.units import loss_text, seconds_text
-from batchscout.trainers.config import ActivationCheckpointing, Compile, Split
+from batchscout.trainers.config import Split
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,7 @@ class GridFindings:
 class _Point:
     micro_batch_size: int
     effective_batch_size: int
-    activation_checkpointing: ActivationCheckpointing
-    compile: Compile
+    mode: Mode
     learning_rate: float | None
     """None for that of the scaling rule."""
 
@@ -55,15 +55,27 @@ def skipped(context: StageContext[Grid]) -> list[str]:
 
 
 def _points(context: StageContext[Grid]) -> list[_Point]:
-    grid = context.stage
+    grid, mode = context.stage, chosen_mode(context.study) or mode_of(base_trial(context.config, None))
     sizes = grid.micro_batch_size or (chosen_split(context).micro_batch_size,)
-    batches: tuple[int | None, ...] = grid.effective_batch_size or (None,)
+    batches: tuple[int | None, ...] = grid.effective_batch_size or (_given_batch(context),)
+    kinds, compiled = grid.activation_checkpointing or (mode.activation_checkpointing,), grid.compile or (mode.compile,)
     rates: tuple[float | None, ...] = grid.learning_rate or (None,)
-    axes = itertools.product(sizes, batches, grid.activation_checkpointing, grid.compile, rates)
     return [
-        _Point(size, batch or context.split(size).effective_batch_size, mode, compiled, rate)
-        for size, batch, mode, compiled, rate in axes
+        _Point(
+            size,
+            batch or context.split(size).effective_batch_size,
+            replace(mode, activation_checkpointing=kind, compile=one),
+            rate,
+        )
+        for size, batch, kind, one, rate in itertools.product(sizes, batches, kinds, compiled, rates)
     ]
+
+
+def _given_batch(context: StageContext[Grid]) -> int | None:
+    """Return the effective batch of the study file; None where it says no more than a micro-batch size, or a frontier has chosen."""
+    batch = context.config.batch
+    says_it = batch.effective_batch_size or batch.gradient_accumulation_steps
+    return context.given_split().effective_batch_size if says_it and chosen_mode(context.study) is None else None
 
 
 def _checked(context: StageContext[Grid], point: _Point) -> tuple[_Point, Split] | str:
@@ -82,17 +94,13 @@ def _checked(context: StageContext[Grid], point: _Point) -> tuple[_Point, Split]
 
 
 def _runs_of(context: StageContext[Grid], point: _Point, split: Split) -> list[Proposal]:
-    changes: dict[str, object] = {
-        "activation_checkpointing": point.activation_checkpointing,
-        "compile": point.compile,
-        "rungs": context.rungs(context.stage.pruner, context.config.sample_budget),
-    }
+    changes: dict[str, object] = {"rungs": context.rungs(context.stage.pruner, context.config.sample_budget)}
     rate = point.learning_rate
     if rate is not None:
         changes["learning_rate"] = rate
-    mode = "-".join(filter(None, [str(point.activation_checkpointing), compile_text(point.compile)]))
+    mode = "-".join(filter(None, [str(point.mode.activation_checkpointing), compile_text(point.mode.compile)]))
     name = f"grid-{split}-{mode}" + (f"-lr{rate:g}" if rate is not None else "")
-    candidate = Candidate("", split, chosen_mode(context.study), context.config.sample_budget)
+    candidate = Candidate("", split, point.mode, context.config.sample_budget)
     return seeded(context, name, candidate, **changes)
 
 

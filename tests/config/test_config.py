@@ -26,6 +26,7 @@ from batchscout.orchestrator.config.trial import (
     precisions,
     rises_until,
     scaled_learning_rate,
+    uses_compile,
     warmup_samples,
 )
 from batchscout.orchestrator.study.run_directory import load_stored_study
@@ -753,6 +754,9 @@ def test_a_study_without_compile_has_no_trial_that_compiles() -> None:
     eager = {"type": "frontier", "compile": [False]}
     assert base_trial(study_of(stages=[eager]), None).compile is False
     assert base_trial(study_of(stages=[{"type": "train"}]), None).compile is True
+    assert not uses_compile(study_of(stages=[{"type": "grid"}], compile=False))
+    assert not uses_compile(study_of(stages=[eager, {"type": "grid"}]))
+    assert uses_compile(study_of(stages=[{"type": "grid", "compile": ["whole"]}], compile=False))
 
 
 @pytest.mark.parametrize(

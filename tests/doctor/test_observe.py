@@ -135,6 +135,8 @@ def test_a_hub_that_answers_anything_is_reached(monkeypatch: pytest.MonkeyPatch)
         ({"tracking": {"mlflow": False}}, Needs()),
         ({"stages": [{"type": "frontier"}]}, Needs()),
         ({"stages": [{"type": "train"}], "compile": False}, Needs(compiles=False)),
+        ({"stages": [{"type": "grid"}], "compile": False}, Needs(compiles=False)),
+        ({"stages": [{"type": "grid", "compile": [True]}], "compile": False}, Needs()),
     ],
 )  # fmt: skip
 def test_what_a_study_file_asks_of_the_machine_is_read_from_it(tree: dict[str, object], needs: Needs) -> None:

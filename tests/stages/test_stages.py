@@ -7,14 +7,14 @@ from typing import Any, get_args
 
 import pytest
 
-from batchscout.orchestrator.config.mode import Mode
+from batchscout.orchestrator.config.mode import Mode, mode_of
 from batchscout.orchestrator.config.stages import StageKeys
 from batchscout.orchestrator.stages import grid, stage_of
 from batchscout.orchestrator.stages.equivalence import EquivalenceFindings
 from batchscout.orchestrator.stages.stage import Stage
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.facts import Facts
-from batchscout.trainers.config import DevicePeak, Precision
+from batchscout.trainers.config import DevicePeak, Precision, Split
 from tests.support.every import for_every
 from tests.support.known_stage import Known
 from tests.support.lane_player import study_of
@@ -279,6 +279,42 @@ def test_every_combination_is_a_trial_of_its_own() -> None:
     ids = Known(stage, seeds=[0, 1]).ids()
     assert len(ids) == len(set(ids)) == 2**5
     assert Known({"type": "grid", "micro_batch_size": [4], "compile": ["whole"]}).ids() == ["grid-m4k1-none-whole"]
+
+
+OWN: dict[str, Any] = {
+    "activation_checkpointing": "full",
+    "compile": False,
+    "batch": {"micro_batch_size": 4, "effective_batch_size": 32},
+}
+
+
+def test_what_the_lists_leave_open_is_the_study_files() -> None:
+    known = Known({"type": "grid"}, **OWN)
+    (point,) = known.propose()
+    assert point.id == "grid-m4k8-full-eager"
+    alone = known.context.trial(known.context.given_split(), None)
+    assert (point.config.split, mode_of(point.config)) == (alone.split, mode_of(alone))
+    assert Known({"type": "grid", "micro_batch_size": [4, 8]}, **OWN).ids() == [
+        "grid-m4k8-full-eager",
+        "grid-m8k4-full-eager",
+    ], "the effective batch of the study file"
+    listed = {"type": "grid", "activation_checkpointing": ["none"], "compile": ["whole"]}
+    assert Known(listed, **OWN).ids() == ["grid-m4k8-none-whole"]
+    only_a_size = {"batch": {"micro_batch_size": 4}}
+    assert Known({"type": "grid", "micro_batch_size": [4, 6]}, **only_a_size).ids() == [
+        "grid-m4k1-none",
+        "grid-m6k1-none",
+    ]
+
+
+def test_what_the_lists_leave_open_is_what_the_frontier_chose_where_there_is_one() -> None:
+    mode = replace(NONE, activation_checkpointing="selective", compile="whole", memory_knobs=("optimizer_8bit",))
+    frontier = replace(FRONTIER, chosen=replace(FRONTIER.chosen, mode=mode))
+    (point,) = Known({"type": "grid"}, **OWN).concluded(frontier).propose()
+    assert point.config.split == Split(FRONTIER.chosen.micro_batch_size, 1, 1)
+    assert mode_of(point.config) == mode
+    listed = Known({"type": "grid", "compile": [True, False]}, **OWN).concluded(frontier).propose()
+    assert [mode_of(one.config) for one in listed] == [replace(mode, compile=True), replace(mode, compile=False)]
 
 
 def test_a_point_larger_than_the_budget_is_skipped_with_both_numbers() -> None:
