@@ -108,7 +108,8 @@ class KillRules(Strict):
     min_relative_throughput: Annotated[float, Field(gt=0, lt=1)] | None = 0.5
     """A trial is stopped if its tokens per second are below this share of those of the fastest trial with the same
     effective batch in another split or mode; or if it trains slower than this share of the speed that its
-    sample budget was made for, unless the runs that have ended were slower, too. null: slow trials are not stopped."""
+    sample budget was made for, unless the runs that have ended were slower, too. One is also stopped whose batch, at the
+    speed that it has, can no longer be the best. null: slow trials are not stopped."""
     max_silent_seconds: Positive | None = 7200.0
     """A trial that reports nothing for this many seconds is taken to hang: it fails, and its processes are replaced. A
     trial reports every ten optimizer steps; it is silent while it compiles, evaluates or saves. null: wait for

@@ -153,7 +153,9 @@ def on_report(context: StageContext[StageKeys], trial: Trial, metrics: Metrics, 
 
 
 def on_evaluation(context: StageContext[StageKeys], trial: Trial) -> Decision:
-    """Return stop for a trial that, by its evaluations, can no longer win; else go on."""
+    """Return stop for a trial that, by its speed and its evaluations, can no longer win; else go on."""
+    if context.config.kill.min_relative_throughput is None:
+        return GO_ON
     why = stage_of(context.stage).too_slow_to_win(context, trial)
     return GO_ON if why is None else stop(Cause.LOW_THROUGHPUT, why)
 

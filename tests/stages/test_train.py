@@ -122,6 +122,13 @@ def test_a_batch_that_cannot_win_at_the_speed_it_has_is_stopped_with_the_numbers
         assert middle > best > others
 
 
+def test_where_nobody_is_to_be_stopped_for_being_slow_nobody_is(tmp_path: Path) -> None:
+    config, slowed = study(kill={"min_relative_throughput": None}), slowed_by(1 / 0.55, 256)
+    rates = [IDEAL.rates(BATCHES)]
+    known = play_stage(tmp_path / "journal.jsonl", config, "train", slowed, num_lanes=4, found=rates)
+    assert too_slow(known) == []
+
+
 def test_a_batch_is_held_against_the_others_at_the_speed_that_its_runs_have(tmp_path: Path) -> None:
     def p_best(share: float) -> float:
         _, known = played(tmp_path / str(share), IDEAL, slowed_by(1 / share, 64))
