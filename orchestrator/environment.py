@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchscout.orchestrator.units import bytes_text, ending_text, listed
+from batchscout.orchestrator.units import bytes_text, counted, ending_text, listed
 from batchscout.trainers.launcher import without_launcher
 
 HARMLESS = {
@@ -159,6 +159,18 @@ def observed_limits() -> Limits:
 def host_bytes() -> int:
     """Return how much memory this host has, whoever uses it now."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def beyond_memory(limit_bytes: int | None, num_ranks: int, host: int, group: int | None) -> str | None:
+    """Return in words how ranks that may take so much each may take more memory than this machine has, or than this process's control
+    group may take: the kernel ends whoever takes more. None where they may not."""
+    if limit_bytes is None or limit_bytes * num_ranks <= min(host, group or host):
+        return None
+    of_group = "" if group is None else f", of which its control group lets this process have {bytes_text(group)}"
+    return (
+        f"memory_limit is {bytes_text(limit_bytes)} for each of {counted(num_ranks, 'rank')}, and this machine has "
+        f"{bytes_text(host)}{of_group}"
+    )
 
 
 def _threads_of(user: int) -> int:

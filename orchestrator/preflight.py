@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 from batchscout.orchestrator.config.keys import StudyConfig, given_batch
 from batchscout.orchestrator.config.stages import Equivalence, Frontier, Grid
 from batchscout.orchestrator.config.trial import base_trial
-from batchscout.orchestrator.environment import host_bytes, observed_environment, obstacles_here, refuse
+from batchscout.orchestrator.environment import (
+    beyond_memory,
+    host_bytes,
+    observed_environment,
+    obstacles_here,
+    refuse,
+)
 from batchscout.orchestrator.signals import interrupt_has_come
 from batchscout.orchestrator.stages.context import StageContext
 from batchscout.orchestrator.stages.cost import samples_per_second
@@ -678,20 +684,9 @@ def check_host(config: StudyConfig) -> None:
 
 
 def beyond_host(config: StudyConfig) -> str | None:
-    """Return in words how the ranks of a study may take more memory than this machine has, or than this process's control group may
-    take: the kernel ends whoever takes more. None where they may not."""
-    if config.memory_limit is None or _has_cuda():
-        return None
-    num_ranks, of_host, of_group = (config.placement.lanes or 1) * config.world_size, host_bytes(), cgroup.limit_bytes()
-    if config.memory_limit * num_ranks > min(of_host, of_group or of_host):
-        group = (
-            "" if of_group is None else f", of which its control group lets this process have {bytes_text(of_group)}"
-        )
-        return (
-            f"memory_limit is {bytes_text(config.memory_limit)} for each of {counted(num_ranks, 'rank')}, and this machine has "
-            f"{bytes_text(of_host)}{group}"
-        )
-    return None
+    """Return what `beyond_memory` says of the ranks of a study; None on a GPU, whose memory is its own."""
+    num_ranks = (config.placement.lanes or 1) * config.world_size
+    return None if _has_cuda() else beyond_memory(config.memory_limit, num_ranks, host_bytes(), cgroup.limit_bytes())
 
 
 def check_ranks(config: StudyConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from batchscout.orchestrator.doctor.check import Check, Verdict
 from batchscout.orchestrator.doctor.facts import (
@@ -17,10 +16,11 @@ from batchscout.orchestrator.doctor.facts import (
     Processors,
     Seen,
 )
-from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken
+from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken, memory_knobs
 from batchscout.orchestrator.environment import (
     Environment,
     Limits,
+    beyond_memory,
     launcher_text,
     obstacles,
     obstacles_between_ranks,
@@ -42,20 +42,23 @@ LEAST_OPEN_FILES = 4096
 """Ray itself warns below this."""
 BUSY_SHARE = 0.5
 """Of the cores: where the load is higher before a study has begun, timings will scatter."""
+_AS_GOOD_AS = {"lightning": "pytorch-lightning"}
+"""Another package of the same library."""
 
 
 def all_checks(seen: Seen) -> list[Check]:
     """Return what there is to say of a machine, in the order in which a study would need it."""
     on_cluster = seen.cluster.address != "" and not seen.cluster.error
-    needs = replace(seen.needs, world_size=1) if on_cluster else seen.needs  # ranks are the cluster's then
+    needs = Needs() if on_cluster else seen.needs  # ranks are the cluster's then
     return [
         *environment(seen.environment, needs, on_gpu=bool(seen.torch.gpus)),
-        processors(seen.processors, needs, has_gpus=bool(seen.torch.gpus)),
-        memory(seen.memory),
+        processors(seen.processors, needs),
+        memory(seen.memory, needs, on_gpu=bool(seen.torch.gpus)),
         imported("torch", seen.torch.imported, seen.environment),
         gpu(seen.driver, seen.torch),
         *gpus_for_ranks(seen.torch.gpus, needs),
         *gpus_taken(seen.torch.gpus),
+        *memory_knobs(needs, on_gpu=bool(seen.torch.gpus)),
         compiler(seen.compiler, seen.needs, on_gpu=bool(seen.torch.gpus)),
         *map(disk, seen.disks),
         imported("ray", seen.ray, seen.environment),
@@ -81,7 +84,7 @@ def environment(found: Environment, needs: Needs, *, on_gpu: bool) -> list[Check
     return checks or [Check("environment", f"no setting or limit is in a study's way{unused}")]
 
 
-def processors(found: Processors, needs: Needs, *, has_gpus: bool) -> Check:
+def processors(found: Processors, needs: Needs) -> Check:
     held = [
         f"this process may use {found.allowed}" if found.allowed < found.cores else "",
         f"its control group gives it the time of {found.quota:g}" if found.quota is not None else "",
@@ -89,10 +92,12 @@ def processors(found: Processors, needs: Needs, *, has_gpus: bool) -> Check:
     said = ", ".join([f"{found.system}, {counted(found.cores, 'core')}", *filter(None, held)])
     if found.system != "Linux":
         return Check("processors", said, "fault", "run on Linux: memory limits and processes need it")
-    ranks = 1 if has_gpus else needs.world_size
-    if found.usable < ranks and ranks > 1:
+    needed = needs.num_ranks * needs.cpus_per_rank
+    if int(found.usable) < needed and needed > 1:
+        asked = f"{counted(needs.num_ranks, 'rank')} of {counted(needs.cpus_per_rank, 'core')} each"
         return Check(
-            "processors", f"{said}; the study file asks for {counted(ranks, 'rank')}", "fault", f"set world_size to {max(1, int(found.usable))}, or give it more cores"
+            "processors", f"{said}; the study file asks for {asked}", "fault",
+            "lower world_size, placement.lanes or placement.cpus_per_rank, or give it more cores",
         )  # fmt: skip
     if found.usable < 2:
         return Check(
@@ -107,12 +112,15 @@ def processors(found: Processors, needs: Needs, *, has_gpus: bool) -> Check:
     return Check("processors", said)
 
 
-def memory(found: Memory) -> Check:
+def memory(found: Memory, needs: Needs, *, on_gpu: bool) -> Check:
     group = f"; the control group's limit is {bytes_text(found.group_limit_bytes)}" if found.group_limit_bytes else ""
     said = f"{bytes_text(found.available_bytes)} available of {bytes_text(found.total_bytes)}{group}"
     if found.available_bytes < LEAST_MEMORY_BYTES:
         least = bytes_text(LEAST_MEMORY_BYTES)
         return Check("memory", said, "fault", f"free or add memory: a study needs {least} besides its model")
+    ranks = needs.memory_limit_bytes, needs.num_ranks
+    if not on_gpu and (beyond := beyond_memory(*ranks, found.total_bytes, found.group_limit_bytes)) is not None:
+        return Check("memory", beyond, "fault", "lower memory_limit, or leave it out, and each rank has an equal share")
     return Check("memory", said)
 
 
@@ -221,7 +229,7 @@ def hub(found: Hub, needs: Needs) -> Check:
 
 def libraries(installed: dict[str, str], needs: Needs) -> Check:
     said = ", ".join(f"{name} {version}" for name, version in installed.items()) or "no optional ones"
-    missing = [name for name in needs.libraries if name not in installed]
+    missing = [name for name in needs.libraries if not {name, _AS_GOOD_AS.get(name)} & installed.keys()]
     if missing:
         return Check(
             "libraries", f"the study file needs {', '.join(missing)}", "fault", f"pip install {' '.join(missing)}"

@@ -124,9 +124,20 @@ class Needs:
     """Those beside torch that must be installed."""
     hub_names: tuple[str, ...] = ()
     """Models and data that are named as on the hub and lie in no folder here."""
+    memory_knobs: tuple[str, ...] = ()
+    """Those that take no library."""
+    memory_limit_bytes: int | None = None
+    """Of each rank; None where the file does not say it."""
     world_size: int = 1
+    lanes: int = 1
+    cpus_per_rank: int = 1
     wandb: str = "off"
     """tracking.wandb: off, offline or online."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all lanes together."""
+        return self.lanes * self.world_size
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from batchscout.orchestrator.doctor.check import Check
 from batchscout.orchestrator.doctor.facts import Driver, Gpu, Needs, Torch
 from batchscout.orchestrator.installed import admitted
 from batchscout.orchestrator.units import bytes_text, counted
+from batchscout.trainers.knobs import knob
 
 SHARE_OF_OTHERS = 0.1
 """Of a GPU's memory: where more is taken, something else uses the GPU."""
@@ -79,9 +80,18 @@ def has_kernels(capability: tuple[int, int], kernels: tuple[str, ...]) -> bool:
 
 def gpus_for_ranks(gpus: tuple[Gpu, ...], needs: Needs) -> Iterator[Check]:
     """Name a study that asks for more ranks than there are GPUs."""
-    if 0 < len(gpus) < needs.world_size:
-        said = f"the study file asks for {counted(needs.world_size, 'rank')}, and there is {counted(len(gpus), 'GPU')}"
-        yield Check("gpus for ranks", said, "fault", f"set world_size to {len(gpus)}, or run on a cluster (--address)")
+    if 0 < len(gpus) < needs.num_ranks:
+        said = f"the study file asks for {counted(needs.num_ranks, 'rank')}, and there is {counted(len(gpus), 'GPU')}"
+        remedy = "lower world_size or placement.lanes, or run on a cluster (--address)"
+        yield Check("gpus for ranks", said, "fault", remedy)
+
+
+def memory_knobs(needs: Needs, *, on_gpu: bool) -> Iterator[Check]:
+    """Name knobs of a study for which this machine lacks a GPU."""
+    for name in needs.memory_knobs:
+        finding, _, remedy = knob(name).missing("cuda" if on_gpu else "cpu").rpartition("; ")
+        if finding:
+            yield Check("memory knobs", f"memory_knobs has {name}: {finding}", "fault", remedy)
 
 
 def gpus_taken(gpus: tuple[Gpu, ...]) -> Iterator[Check]:

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
 from batchscout.orchestrator.config.load import read_yaml, spell_out
 from batchscout.orchestrator.doctor.facts import Needs
 from batchscout.orchestrator.output.tracking import EXTRAS
 from batchscout.trainers.data.corpus import FILE_FORMATS
 from batchscout.trainers.files import quoted
+from batchscout.trainers.knobs import KNOBS
 from batchscout.trainers.knobs.optimizer_8bit import NAME
 
 
@@ -27,7 +30,7 @@ def tree_of(study: Path) -> dict[str, Any]:
 def needs_of(tree: Mapping[str, Any]) -> Needs:
     """Return what a study file asks of the machine."""
     model, data, source, tracking = (_section(tree, key) for key in ("model", "data", "from", "tracking"))
-    uses_hf = model.get("target") == "hf" or tree.get("loss") == "transformers"
+    uses_hf = model.get("target") == "hf" or "transformers" in (tree.get("loss"), _section(tree, "loss").get("type"))
     libraries = {
         "transformers": uses_hf or "transformers" in source,
         "accelerate": "transformers" in source,  # no Trainer can be made without
@@ -40,14 +43,29 @@ def needs_of(tree: Mapping[str, Any]) -> Needs:
         _section(model, "kwargs").get("name") if model.get("target") == "hf" else None,
         _section(data, "kwargs").get("path") if data.get("target") == "hf" else None,
     ]
-    wandb = tracking.get("wandb")
+    wandb, knobs, placement = tracking.get("wandb"), _memory_knobs(tree), _section(tree, "placement")
     return Needs(
         compiles=_compiles(tree),
         libraries=tuple(name for name, is_needed in libraries.items() if is_needed),
         hub_names=tuple(str(name) for name in named if name and not (name in FILE_FORMATS or Path(str(name)).exists())),
-        world_size=size if isinstance(size := tree.get("world_size", 1), int) else 1,
+        memory_knobs=tuple(one.name for one in KNOBS if one.name in knobs and one.name != NAME),
+        memory_limit_bytes=_bytes(tree.get("memory_limit")),
+        world_size=_number(tree.get("world_size")),
+        lanes=_number(placement.get("lanes")),
+        cpus_per_rank=_number(placement.get("cpus_per_rank")),
         wandb=wandb if isinstance(wandb, str) else "off",
     )
+
+
+def _number(given: Any) -> int:
+    return given if isinstance(given, int) else 1
+
+
+def _bytes(given: Any) -> int | None:
+    try:
+        return TypeAdapter(ByteSize).validate_python(given)
+    except ValidationError:  # as `plan` will say
+        return None
 
 
 def _optimizer_type(tree: Mapping[str, Any]) -> Any:

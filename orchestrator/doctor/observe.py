@@ -41,7 +41,7 @@ from batchscout.trainers.device import cgroup
 SECONDS_TO_IMPORT = 90
 SECONDS_TO_CONNECT = 3
 OPTIONAL = (
-    *("transformers", "datasets", "peft", "lightning", "trl", "accelerate", "torchao", "wandb"),
+    *("transformers", "datasets", "peft", "lightning", "pytorch-lightning", "trl", "accelerate", "torchao", "wandb"),
     *(package for packages in EXTRAS.values() for package in packages),
 )
 _HUB = "https://huggingface.co"

@@ -38,7 +38,7 @@ from batchscout.orchestrator.doctor.facts import (
     Seen,
     Torch,
 )
-from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken, has_kernels
+from batchscout.orchestrator.doctor.gpus import gpu, gpus_for_ranks, gpus_taken, has_kernels, memory_knobs
 from batchscout.orchestrator.doctor.told import as_json, in_all, print_checks
 from batchscout.orchestrator.environment import Environment, Limits
 from batchscout.orchestrator.installed import admitted
@@ -115,28 +115,58 @@ def test_what_is_amiss_is_told_alone_and_ends_with_a_remedy(name: str) -> None:
     ],
 )  # fmt: skip
 def test_processors(found: Processors, verdict: Verdict, finding: str) -> None:
-    assert said(processors(found, Needs(), has_gpus=False)) == (verdict, finding)
+    assert said(processors(found, Needs())) == (verdict, finding)
 
 
-def test_ranks_want_cores_on_a_cpu_host_and_gpus_where_there_are_some() -> None:
-    two = replace(CORES, cores=2, allowed=2)
-    four = Needs(world_size=4)
-    assert processors(two, four, has_gpus=False).remedy == "set world_size to 2, or give it more cores"
-    assert processors(two, four, has_gpus=True).verdict == "ok"
-    (check,) = gpus_for_ranks((H100,), four)
+@pytest.mark.parametrize("needs", [Needs(world_size=4), Needs(lanes=4), Needs(world_size=2, lanes=2)])
+def test_ranks_of_all_lanes_want_cores_and_gpus_where_there_are_some(needs: Needs) -> None:
+    check = processors(replace(CORES, cores=3, allowed=3), needs)
+    assert said(check) == ("fault", "Linux, 3 cores; the study file asks for 4 ranks of 1 core each")
+    assert check.remedy == "lower world_size, placement.lanes or placement.cpus_per_rank, or give it more cores"
+    assert processors(CORES, replace(needs, cpus_per_rank=2)).verdict == "ok"
+    assert processors(CORES, replace(needs, cpus_per_rank=3)).finding.endswith("asks for 4 ranks of 3 cores each")
+    (check,) = gpus_for_ranks((H100,), needs)
     assert said(check) == ("fault", "the study file asks for 4 ranks, and there is 1 GPU")
-    assert list(gpus_for_ranks((), four)) == []
+    assert list(gpus_for_ranks((), needs)) == []
 
 
 def test_ranks_of_a_cluster_are_not_held_against_this_machine() -> None:
-    seen = replace(WELL, needs=Needs(world_size=64), cluster=Cluster("head:6379"))
+    asked = Needs(world_size=64, lanes=2, cpus_per_rank=9, memory_limit_bytes=GIB, memory_knobs=("activation_offload",))
+    seen = replace(WELL, needs=asked, cluster=Cluster("head:6379"), driver=None, torch=FOR_CPUS)
     assert worst(all_checks(seen)) == "ok"
-    assert worst(all_checks(replace(seen, **ILL["ray cluster"]))) == "fault"
+    faults = {check.name for check in all_checks(replace(seen, **ILL["ray cluster"])) if check.verdict == "fault"}
+    assert faults == {"processors", "memory", "memory knobs"}
 
 
 def test_memory() -> None:
     held = Memory(32 * GIB, GIB, 4 * GIB)
-    assert said(memory(held)) == ("fault", "1 GiB available of 32 GiB; the control group's limit is 4 GiB")
+    assert said(memory(held, Needs(), on_gpu=False)) == (
+        "fault",
+        "1 GiB available of 32 GiB; the control group's limit is 4 GiB",
+    )
+
+
+def test_a_memory_limit_of_all_ranks_is_held_against_the_memory_of_a_cpu_host() -> None:
+    needs, host = Needs(lanes=2, world_size=2, memory_limit_bytes=8 * GIB), Memory(32 * GIB, 20 * GIB, None)
+    assert memory(host, needs, on_gpu=False).verdict == "ok"
+    more = replace(needs, memory_limit_bytes=9 * GIB)
+    assert said(memory(host, more, on_gpu=False)) == (
+        "fault",
+        "memory_limit is 9 GiB for each of 4 ranks, and this machine has 32 GiB",
+    )
+    assert memory(host, more, on_gpu=True).verdict == "ok", "it is the GPU's"
+    assert memory(replace(host, group_limit_bytes=30 * GIB), needs, on_gpu=False).finding.endswith(
+        "this machine has 32 GiB, of which its control group lets this process have 30 GiB"
+    )
+
+
+def test_a_knob_that_needs_a_gpu_is_a_fault_on_a_cpu() -> None:
+    needs = Needs(memory_knobs=("chunked_cross_entropy", "activation_offload"))
+    (check,) = memory_knobs(needs, on_gpu=False)
+    assert check.verdict == "fault"
+    assert check.finding.startswith("memory_knobs has activation_offload: it moves ")
+    assert check.remedy == "leave it out, or train on a GPU"
+    assert list(memory_knobs(needs, on_gpu=True)) == []
 
 
 def test_a_library_that_cannot_be_imported_is_quoted() -> None:
@@ -288,6 +318,7 @@ def test_cluster_libraries_and_wandb() -> None:
     assert cluster(Cluster("head:6379")).verdict == "ok"
     missing = libraries({"transformers": "5.0"}, Needs(libraries=("transformers", "peft")))
     assert (missing.finding, missing.remedy) == ("the study file needs peft", "pip install peft")
+    assert libraries({"pytorch-lightning": "2.5"}, Needs(libraries=("lightning",))).verdict == "ok"
     online = wandb(Needs(wandb="online"), has_key=False)
     assert said(online) == ("fault", "tracking.wandb is online, and no key is set")
     assert wandb(Needs(wandb="online"), has_key=True).verdict == "ok"
