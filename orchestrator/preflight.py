@@ -134,6 +134,7 @@ def check(
             memory_knobs=_knobs_to_try_unasked(config, first_of(train_set, 1)) if follows else None,
         )
     if is_new:
+        _check_lengths(config)
         with _in_the_users_words(_data_of(config)):
             facts = replace(facts, long_samples=_long_samples(train_set, say))
         _check_limit(config, model)
@@ -218,6 +219,18 @@ def _longest_sample(config: StudyConfig, train_set: Samples) -> int | None:
         return None
     assert not isinstance(train_set, Stream), "it was refused"
     return int(check_tokens(config.micro_batch, max(_sizes_asked_for(config)), train_set).max())
+
+
+def _check_lengths(config: StudyConfig) -> None:
+    """Raise ValueError where the frontier is to try lengths of samples that the data's target does not take."""
+    from batchscout.trainers.data.samples import takes_seq_len
+
+    frontier = config.keys_of(Frontier)
+    if frontier is not None and frontier.seq_len and not takes_seq_len(config.data):
+        raise ValueError(
+            f"stages.frontier.seq_len is {', '.join(map(str, frontier.seq_len))}, and data.target '{config.data.target}' takes no seq_len; "
+            "give it that argument, or leave seq_len out"
+        )
 
 
 def _sizes_asked_for(config: StudyConfig) -> list[int]:

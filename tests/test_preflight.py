@@ -104,6 +104,9 @@ def uneven(with_lengths=True):
 def three_to_train():
     return [torch.zeros(1)] * 3, [torch.zeros(1)] * 64
 
+def of_any_words(**words):
+    return seen()
+
 def seen():
     samples = [torch.full((1,), float(number)) for number in range(64)]
     return samples, samples
@@ -220,6 +223,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
      r"activation_checkpointing is full, and the model has no ModuleList or Sequential of repeated blocks to checkpoint; put its"),
     ({"model": {"target": "mine:Logits"}, "stages": [{"type": "frontier", "activation_checkpointing": ["selective", 0.5]}]},
      r"stages.frontier.activation_checkpointing is selective, 0.5, and the model has no ModuleList or Sequential"),
+    ({"model": {"target": "mine:Model"}, "stages": [{"type": "frontier", "cross_entropy": ["whole", "chunked"]}]},
+     r"stages.frontier.cross_entropy has chunked, .*built-in gpt alone; leave it out, and name memory_knobs: \[chunked_cross_entropy\] there"),
+    *(({"model": {"target": "mine:Model"}, "data": {"target": target}, "stages": [{"type": "frontier", "compile": [False], "seq_len": [8, 16]}]},
+       rf"stages.frontier.seq_len is 8, 16, and data.target '{target}' takes no seq_len; give it that argument, or leave seq_len out")
+      for target in ("mine:seen", "mine:of_any_words")),
     ({"initial_weights": "no.pt"}, r"initial_weights: there is no file .*/no\.pt; check the path"),
     ({"loss": "mine:losss"}, r"'mine:losss' does not resolve: 'mine' has no 'losss'; check its spelling"),
     ({"memory_limit": "1KiB"}, r"memory_limit is 1 KiB, and the model's weights and their gradients alone take 22.9 KiB on each rank; raise"),

@@ -458,8 +458,8 @@ _CHOICES_BEFORE = {
 
 
 def check_typed(config: StudyConfig) -> None:
-    """Raise ValueError for what a study that begins is not to have: a stage before one whose choice it needs, a range of no size, or runs
-    without a step. Those of earlier versions may have it, and are read all the same."""
+    """Raise ValueError for what a study that begins is not to have: a stage before one whose choice it needs, a range of no size, a word that
+    the model does not take, or runs without a step. Those of earlier versions may have it, and are read all the same."""
     _check_order(config)
     _check_optimizer(config)
     frontier, budget = config.keys_of(Frontier), config.sample_budget
@@ -469,6 +469,11 @@ def check_typed(config: StudyConfig) -> None:
         raise ValueError(
             f"stages.frontier.smallest ({frontier.smallest}) is larger than largest ({frontier.largest}), so no micro-batch is tried; lower smallest or "
             "raise largest"
+        )
+    if "chunked" in frontier.cross_entropy and config.model.target != "gpt":
+        raise ValueError(
+            "stages.frontier.cross_entropy has chunked, which is a choice of the built-in gpt alone; leave it out, and name "
+            "memory_knobs: [chunked_cross_entropy] there, which other models take"
         )
     if config.keys_of(Train) is None:
         return

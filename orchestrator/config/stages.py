@@ -140,8 +140,8 @@ class Frontier(Strict):
     it is chosen. null: chunked_cross_entropy, which changes nothing, where the model's logits are what a
     linear layer returns. []: none."""
     seq_len: tuple[PositiveInt, ...] = ()
-    """Further sample lengths, in tokens, whose memory and speed are to be shown. The mode that the study goes on with
-    always has the length of the data. Empty: that length alone."""
+    """Further sample lengths, in tokens, whose memory and speed are to be shown, where `data.target` takes `seq_len`. The mode
+    that the study goes on with always has the length of the data. Empty: that length alone."""
     smallest: PositiveInt = 1
     """The micro-batch size, in samples per rank, at which the search starts."""
     largest: PositiveInt = 1024

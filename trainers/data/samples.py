@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Subset
@@ -43,6 +44,12 @@ def load_data(config: DataConfig) -> tuple[Samples, Samples]:
             "data.workers: 1"
         )
     return _as_told(train, "train", config), _as_told(val, "val", config)
+
+
+def takes_seq_len(config: DataConfig) -> bool:
+    """True if the target takes the length of its samples, by its signature or by the arguments that it is given."""
+    target = target_of("data", config.target, BUILT_IN, "(train, val)")
+    return "seq_len" in {*inspect.signature(target).parameters, *config.kwargs}
 
 
 def _as_told(samples: Samples, name: str, config: DataConfig) -> Samples:
