@@ -147,6 +147,8 @@ def test_a_faulty_study_file_is_exit_code_2_and_one_message_in_a_real_process(ho
     (("run",), "the following arguments are required: STUDY.yaml; batchscout run --help says what it takes"),
     (("run", "tiny.yaml", "--min-nodes", "no"),
      "argument --min-nodes: 'no' is not a whole number of at least 1; batchscout run --help says what it takes"),
+    (("run", "tiny.yaml", "--min-nodes", "2"),
+     "--min-nodes is 2, and without --address a study has this machine alone, which is 1 node; add --address auto, or leave --min-nodes out"),
 ])  # fmt: skip
 def test_every_verb_says_what_is_wrong_and_what_would_be_right(
     home: Path, typed: Typed, arguments: tuple[str, ...], said: str

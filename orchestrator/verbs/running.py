@@ -74,6 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
     from batchscout.orchestrator.execution.code_shipping import import_from_here, refuse_hidden_packages
 
     began, told = time.monotonic(), list[str]()
+    if arguments.address is None and arguments.min_nodes > 1:
+        raise ValueError(
+            f"--min-nodes is {arguments.min_nodes}, and without --address a study has this machine alone, which is 1 node; add --address auto, "
+            "or leave --min-nodes out"
+        )
     refuse_hidden_packages()  # before a script is watched that `from` names
     left = ", the time left is not known yet"
     with _clock(f"reading {arguments.study}", began, left):
