@@ -200,8 +200,10 @@ class Recommendation:
     script: Script | None = None
     """The script that was studied (`from: {script: ...}`). None, and not in the file, in any other study."""
     own_run: OwnRun | None = None
-    """The run that the object under `from` is set to: exports have its length, and the keys of its own Trainer. None, and not in the file, in any
+    """The run that the object under `from` is set to: exports take as long, and have the keys of its own Trainer. None, and not in the file, in any
     other study."""
+    study_sample_budget: int | None = None
+    """`sample_budget` of the study file, which the user's own setting trains on in the study. None, and not in the file, where `own_run` is."""
     complete: bool
     """False while a stage of the study has yet to conclude."""
     evidence: Evidence
@@ -287,6 +289,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
         real_run=found(study, HorizonsFindings),
         script=_script(config),
         own_run=study.facts.own_run,
+        study_sample_budget=None if study.facts.own_run is None else config.sample_budget,
         complete=all(stage.type in study.conclusions for stage in config.stages),
         evidence=_evidence(study, nearest),
         alternatives=_alternatives(config, study, nearest),

@@ -911,13 +911,46 @@ def test_weights_and_decay_are_told_to_whoever_has_no_trainer_yet() -> None:
 def test_a_shorter_run_keeps_the_share_of_the_warm_up_and_a_longer_one_is_told_that_it_stays(
     samples: int, warmup: int
 ) -> None:
-    scope: dict[str, JsonValue] = {
-        "seeds": 1, "validation_samples": 64, "sample_budget": 1000, "effective_batch_sizes": [64], "largest_accumulation": 1,
-    }  # fmt: skip
-    found = recommendation(own_run=TRAINER | {"samples": samples}, scope=scope)
+    found = recommendation(own_run=TRAINER | {"samples": samples}, study_sample_budget=1000)
     text = export(found, "torch")
     assert f"budget {samples} -> {math.ceil(samples / 64)}, warm-up {warmup} -> {math.ceil(warmup / 64)}" in text
-    assert (f"with {warmup} of warm-up, as here" in text) == (samples > 1000)
+    assert f"your own run has {samples} samples, and with your setting the study's had 1000" in text
+    assert (f"the warm-up, of {warmup} samples here, is as long as in the study" in text) == (samples > 1000)
+
+
+def note_on_time(own: int, taken: int) -> str:
+    return f"your own run takes {own} samples, and this one {taken}, in about the same time"
+
+
+@for_every(to=[*TARGETS, "script"], own=[3000, 6000, 90_000], speed=[0.5, 1.0, 3.008])
+def test_a_setting_trains_for_as_long_as_the_users_own_run_takes_as_it_did_in_the_study(
+    to: str, own: int, speed: float
+) -> None:
+    """In which the user's own setting trains on 6,000 samples, and this one on as many as it takes in that time."""
+    changes = {"script": SCRIPT, "study_sample_budget": 6000, "sample_budget": round(6000 * speed)}
+    text = export(of_trainer(TRAINER | {"samples": own}, **changes), to)
+    taken = round(speed * own)
+    assert f"budget {taken} -> {math.ceil(taken / 64)}, " in text
+    assert (note_on_time(own, taken) in text) == (speed != 1.0)
+    assert ("your own run has" in text) == (own != 6000)
+    assert (f"real_run: {{samples: {own}}}" in text) == (own > 6000), (
+        "no other is more than sample_budget, as it must be"
+    )
+
+
+@for_every(counts=["epochs", "steps"], speed=[1.0, 3.008])
+def test_epochs_of_a_trainer_stay_only_where_the_run_takes_as_many(counts: str, speed: float) -> None:
+    changes = {"study_sample_budget": 6000, "sample_budget": round(6000 * speed)}
+    arguments = {"num_train_epochs": 3} if counts == "epochs" else {"max_steps": 375}
+    steps, stay = math.ceil(6000 * speed / 64), counts == "epochs" and speed == 1.0
+    own = with_arguments(**arguments) | {"samples": 6000}
+    given = hf_arguments(export(of_trainer(own, **changes), "hf"))
+    length = {key: given.get(key) for key in ("num_train_epochs", "max_steps")}
+    assert length == {"num_train_epochs": 3 if stay else None, "max_steps": None if stay else steps}
+    own = lightnings(samples=6000, arguments={"max_epochs": 3} if counts == "epochs" else {"max_steps": 375})
+    given, _ = lightning_text(export(of_trainer(own, **changes), "lightning"))
+    assert given["max_epochs"] == (3 if stay else steps)
+    assert given.get("max_steps") == (None if stay else steps)
 
 
 def test_the_steps_of_its_own_schedule_are_counted_in_the_recommended_batch() -> None:
@@ -957,7 +990,7 @@ REAL: dict[str, JsonValue] = {
 
 
 @for_every(to=TARGETS)
-def test_a_run_is_as_long_as_the_users_own_and_never_as_the_studys(to: str) -> None:
+def test_a_run_is_as_long_as_the_users_own_and_not_as_the_studys(to: str) -> None:
     assert f"budget 36000 -> {math.ceil(36_000 / 64)}," in export(of_trainer(), to)
     ramp = [{"from_samples": 640, "gradient_accumulation_steps": 2, "learning_rate": 6e-4}]
     kept = export(of_trainer(real_run=REAL, ramp=ramp), to)  # a ramp is carried to no other length
@@ -1110,7 +1143,10 @@ def test_a_command_that_counts_passes_is_told_how_many_more_the_real_run_takes()
     keys: dict[str, JsonValue] = {"world_size": 1, "effective_batch_size": 16, "sample_budget": 80_000}
     found = replace(recommendation(script=SCRIPT, real_run=REAL, **keys), own_run=own)
     assert "give it 4 times as many passes over the data" in export(found, "script")
-    assert "as many passes" not in export(replace(found, real_run=None), "script")
+    as_fast = replace(found, real_run=None, study_sample_budget=80_000)
+    assert "as many passes" not in export(as_fast, "script")
+    faster = replace(as_fast, study_sample_budget=40_000)
+    assert "give it 2 times as many passes over the data" in export(faster, "script")
 
 
 def of_script(own: OwnRun, *words: str, **changes: Any) -> tuple[str, str]:

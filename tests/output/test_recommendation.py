@@ -15,12 +15,22 @@ from batchscout.orchestrator.config.keys import StudyConfig
 from batchscout.orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
 from batchscout.orchestrator.stages.grid import GridFindings
 from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFindings
+from batchscout.orchestrator.study.events import FactsRead
 from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.units import loss_text, share_text, training_time_text
 from batchscout.trainers.config import DevicePeak, TrialConfig
-from tests.support.example_study import add_trial, conclude, end_trial, example_config, example_recommendation
+from batchscout.trainers.sources.settings import OwnRun
+from tests.support.example_study import (
+    add_trial,
+    conclude,
+    end_trial,
+    example_config,
+    example_recommendation,
+    example_study,
+    tell,
+)
 from tests.support.lane_player import Player, director_of, play_study, study_of
 from tests.support.loss_worlds import IDEAL, LossWorld, throughput_of
 from tests.support.outcome import recommendation_of
@@ -225,6 +235,14 @@ def test_what_is_as_usual_and_what_was_not_measured_is_absent_from_the_file() ->
     assert example_recommendation(cross_entropy="chunked").to_json()["cross_entropy"] == "chunked"
     assert isinstance(tree["evidence"], dict)
     assert tree["evidence"].keys() == {"trial", "val_loss", "tokens_per_second", "peak_memory_bytes", "stages", "notes"}
+
+
+@pytest.mark.parametrize("own_run", [None, OwnRun("script", 6000)])
+def test_beside_the_users_own_run_stands_what_their_setting_trains_on_in_the_study(own_run: OwnRun | None) -> None:
+    study = example_study(config := example_config())
+    tell(study, FactsRead(facts=Facts(own_run=own_run)))
+    found = recommendation_of(config, study)
+    assert found.study_sample_budget == (None if own_run is None else config.sample_budget)
 
 
 def test_the_tuned_learning_rate_goes_before_the_trained_batch_and_that_before_the_grid() -> None:

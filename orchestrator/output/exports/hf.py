@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from batchscout.orchestrator.output.exports.counted import (
     decay_steps,
+    has_own_length,
     is_about_one,
     max_steps,
     times_as_many_steps,
@@ -103,7 +104,7 @@ def _learning_rate(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str,
 
 
 def _length(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the length of the run: in epochs where the Trainer goes by them and nothing was carried to another length."""
+    """Return the length of the run: in epochs where the Trainer goes by them and the run takes as many."""
     if _goes_by_epochs(r, own):
         return {"num_train_epochs": own["num_train_epochs"]}
     return {"max_steps": max_steps(r)}
@@ -111,7 +112,7 @@ def _length(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonVa
 
 def _goes_by_epochs(r: Recommendation, own: Mapping[str, JsonValue]) -> bool:
     """max_steps comes before epochs, as with transformers."""
-    return r.real_run is None and "num_train_epochs" in own and "max_steps" not in own
+    return has_own_length(r) and "num_train_epochs" in own and "max_steps" not in own
 
 
 def argument_lines(keys: dict[str, JsonValue]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
-from batchscout.orchestrator.output.exports.counted import batches_of, max_steps
+from batchscout.orchestrator.output.exports.counted import batches_of, has_own_length, max_steps
 from batchscout.orchestrator.output.exports.notes import (
     no_key_note,
     passes_note,
@@ -83,9 +83,9 @@ _NUMBERS: Mapping[str, Callable[[OptimizerConfig], dict[str, object]]] = {
 
 
 def _own_length(r: Recommendation) -> dict[str, int]:
-    """Return how long the user's own Trainer trains, or the real run is; nothing where that is not known."""
+    """Return how long the run is: as the user's own Trainer says it where it is as long; nothing where that is not known."""
     own = r.own_run.arguments if r.own_run else {}
-    if r.real_run is None and (not own or "max_steps" not in own):
+    if has_own_length(r) and "max_steps" not in own:
         return own
     # As many epochs as there could be: the Trainer's own might end it before, and what a module computes of -1 might be none.
     return {"max_epochs": max_steps(r), "max_steps": max_steps(r)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from batchscout.orchestrator.output.exports.counted import batches_of, max_steps, steps_of, warmup_steps
+from batchscout.orchestrator.output.exports.counted import batches_of, is_about_one, max_steps, steps_of, warmup_steps
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import OptimizerConfig
 from batchscout.trainers.knobs import in_words, knob
@@ -63,16 +63,25 @@ def decay_note(r: Recommendation, said: str) -> list[str]:
 
 
 def _length_notes(r: Recommendation) -> list[str]:
-    """Return that the user's own run, to which nothing was carried, has another length than what was measured."""
-    if r.own_run is None or r.real_run is not None or r.scope is None or r.sample_budget == r.scope.sample_budget:
+    """Return that the run, which was carried nowhere, takes another number of samples than the user's own, and that this one has another
+    length than the study."""
+    own, study = r.own_run and r.own_run.samples, r.study_sample_budget
+    if not own or not study or r.real_run is not None:
         return []
-    told = f"this is for your own run of {r.sample_budget} samples; the study's runs had {r.scope.sample_budget}"
-    if r.sample_budget < r.scope.sample_budget:
-        return [told]
-    warmup = f", with {r.warmup_samples} of warm-up, as here" if r.warmup_samples else ""
-    return [
-        f"{told}{warmup}: real_run: {{samples: {r.sample_budget}}} in the study file carries the answer to its length"
-    ]
+    notes = []
+    if not is_about_one(r.sample_budget / own):
+        notes.append(
+            f"your own run takes {own} samples, and this one {r.sample_budget}, in about the same time: settings were compared after equal time"
+        )
+    if own == study:
+        return notes
+    told = f"your own run has {own} samples, and with your setting the study's had {study}"
+    if own > study:
+        warmup = (
+            f"; the warm-up, of {r.warmup_samples} samples here, is as long as in the study" if r.warmup_samples else ""
+        )
+        told += f"{warmup}; real_run: {{samples: {own}}} in the study file carries the answer to its length"
+    return [*notes, told]
 
 
 def _kept_notes(r: Recommendation) -> list[str]:
