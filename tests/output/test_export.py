@@ -885,6 +885,12 @@ def with_arguments(**arguments: JsonValue) -> dict[str, JsonValue]:
     return {**TRAINER, "arguments": {**own, **arguments}}
 
 
+def test_no_secret_that_an_older_journal_has_is_given_back() -> None:
+    text = export(of_trainer(with_arguments(hub_token="hf_abc", push_to_hub=True)), "hf")
+    assert "push_to_hub=True" in text
+    assert "hf_abc" not in text
+
+
 def test_steps_of_the_trainer_come_before_its_epochs_as_with_transformers() -> None:
     given = hf_arguments(export(of_trainer(with_arguments(max_steps=2250)), "hf"))
     assert given["max_steps"] == math.ceil(36_000 / 64)

@@ -17,7 +17,7 @@ from batchscout.trainers.sources.held_out import every_tenth
 from batchscout.trainers.sources.kinds import is_overridden, library_of, refuse_callback
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys, rate_of
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_schedule, told_of_momentum
-from batchscout.trainers.sources.settings import Settings, num_samples_of, told_of_checkpoint
+from batchscout.trainers.sources.settings import Settings, is_secret, num_samples_of, told_of_checkpoint
 from batchscout.trainers.sources.takes_batch import TakesBatch
 
 LIBRARIES = ("transformers", "trl")
@@ -165,7 +165,7 @@ def own_arguments(args: Any) -> dict[str, Any]:
         # What is left out becomes another kind of nothing when they are made. False and 0 are something: None may let the library choose.
         if not field.init or value == default or (default in (None, "", dataclasses.MISSING) and value in _NOTHING):
             continue
-        if _is_plain(value):
+        if not is_secret(field.name) and _is_plain(value):
             found[field.name] = value
         elif not _is_as_made(value):
             not_plain.append(field.name)
@@ -183,8 +183,10 @@ _NOTHING = (None, "", [], (), {})
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple | dict):
-        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, dict):
+        return all(not is_secret(str(name)) and _is_plain(one) for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
@@ -62,12 +63,20 @@ class OwnRun:
     recipe: dict[str, Any] = field(default_factory=dict)
     """Its `optimizer`, `precision` and `batch`, as far as they are known, as keys of a study."""
     not_plain: tuple[str, ...] = ()
-    """Further ones whose values cannot be written down."""
+    """Further ones whose values cannot be written down, or must not."""
 
     def with_steps_of(self, samples: int) -> OwnRun:
         """Return the run where a step of all processes together takes so many samples."""
         total = scaled(self.samples, self.in_steps, samples / self.samples_per_step)
         return replace(self, samples=total, samples_per_step=samples)
+
+
+_SECRET = re.compile(r"(?!(bos|cls|eos|mask|pad|sep|unk)_)(.*_)?(token|api_key|password|secret)", re.IGNORECASE)
+
+
+def is_secret(name: str) -> bool:
+    """True of an argument whose value may be a secret, such as `hub_token`; the special tokens of a tokenizer are none."""
+    return _SECRET.fullmatch(name) is not None
 
 
 def scaled(samples: int | None, in_steps: bool, times: float) -> int | None:

@@ -29,7 +29,7 @@ from batchscout.orchestrator.output.exports.notes import (
 )
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import OptimizerConfig
-from batchscout.trainers.sources.settings import GROUPS
+from batchscout.trainers.sources.settings import GROUPS, is_secret
 
 
 def written(r: Recommendation) -> str:
@@ -92,7 +92,9 @@ _DECIDED = (
 
 def own_arguments(r: Recommendation, library: Library) -> dict[str, JsonValue]:
     """Return what the Trainer that was studied was made with; nothing where it was none of this library."""
-    return r.own_run.arguments if r.own_run and r.own_run.library == library else {}
+    arguments = r.own_run.arguments if r.own_run and r.own_run.library == library else {}
+    # Journals of earlier versions may have one.
+    return {name: value for name, value in arguments.items() if not is_secret(name)}
 
 
 def _learning_rate(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -126,7 +128,9 @@ def arguments_notes(r: Recommendation, target: str, library: Library) -> list[st
     if own:
         notes.append(f"these are your Trainer's {target} with other numbers: replace yours with them")
     if own and r.own_run and r.own_run.not_plain:
-        notes.append(f"{', '.join(r.own_run.not_plain)}: add yours, whose values cannot be written as text")
+        notes.append(
+            f"{', '.join(r.own_run.not_plain)}: add yours, whose values are secret or cannot be written as text"
+        )
     if not own:
         notes.append(
             "the study's weights were float32: where you load the model by from_pretrained, give it dtype=torch.float32"

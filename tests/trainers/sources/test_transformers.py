@@ -154,6 +154,17 @@ def test_a_false_or_zero_in_the_place_of_a_choice_of_the_librarys_is_given_back(
     assert {name: getattr(again, name) for name in told} == told
 
 
+def test_no_secret_among_its_arguments_is_written_down() -> None:
+    trl = pytest.importorskip("trl")
+    shared = {"output_dir": "/tmp/unused", "use_cpu": True, "report_to": "none", "bf16": False, "eos_token": "<|end|>"}
+    secrets = {"hub_token": "hf_abc", "model_init_kwargs": {"token": "hf_abc", "revision": "main"}}
+    given = own_arguments(trl.SFTConfig(**shared, **secrets))
+    assert "hf_abc" not in str(given)
+    assert {*secrets} <= {*given["not_plain"]}
+    assert given["arguments"]["eos_token"] == "<|end|>"
+    assert "hub_token" not in own_arguments(trl.SFTConfig(**shared))["not_plain"]
+
+
 def test_a_batch_of_unequal_labels_is_a_sum_and_a_count() -> None:
     module = OfTrainer(made())
     batch = {key: torch.tensor(rows()[:8][key]) for key in ("input_ids", "labels")}
