@@ -27,6 +27,7 @@ from batchscout import load
 from batchscout.orchestrator.output.exports import WRITERS, export
 from batchscout.orchestrator.output.recommendation import Recommendation
 from batchscout.trainers.config import Schedule, TrialConfig
+from batchscout.trainers.sources.of_transformers import own_arguments
 from batchscout.trainers.sources.settings import GROUPS, OwnRun
 from batchscout.trainers.step.learning_rate import learning_rate_of_step
 from tests.support.command_line import Typed
@@ -883,6 +884,32 @@ def with_arguments(**arguments: JsonValue) -> dict[str, JsonValue]:
     own = TRAINER["arguments"]
     assert isinstance(own, dict)
     return {**TRAINER, "arguments": {**own, **arguments}}
+
+
+@pytest.mark.parametrize("kind", ["Seq2SeqTrainingArguments", "SFTConfig", "their own"])
+def test_the_arguments_of_a_trainer_are_given_back_in_their_own_class(kind: str) -> None:
+    """Whose defaults may be others, and which may have further keys."""
+    pytest.importorskip("accelerate")
+    library = pytest.importorskip("trl" if kind == "SFTConfig" else "transformers")
+
+    @dataclasses.dataclass
+    class TheirArguments(pytest.importorskip("transformers").TrainingArguments):
+        model_max_length: int = 512
+        remove_unused_columns: bool | None = False
+
+    told = {"Seq2SeqTrainingArguments": {"predict_with_generate": True}, "SFTConfig": {"max_length": 99}}
+    further = told.get(kind, {"model_max_length": 2048})
+    kinds = {"TheirArguments": TheirArguments} if kind == "their own" else {}
+    made_of = kinds.get("TheirArguments") or getattr(library, kind)
+    shared = {"output_dir": "/tmp/unused", "report_to": "none", "bf16": False}
+    own = own_arguments(made_of(**shared, **further, use_cpu=True))
+    to = "trl" if kind == "SFTConfig" else "hf"
+    text = export(of_trainer(TRAINER | own, precision="float32", compile=False), to)
+    exec(text, names := {**kinds})
+    assert type(names["args"]) is made_of
+    assert {key: getattr(names["args"], key) for key in further} == further
+    assert names["args"].remove_unused_columns == (kind != "their own")
+    assert ("is your own class" in text) == (kind == "their own")
 
 
 def test_no_secret_that_an_older_journal_has_is_given_back() -> None:

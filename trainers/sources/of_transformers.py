@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any
@@ -155,8 +156,8 @@ def rate_factor(model: OfTrainer) -> float | None:
 
 
 def own_arguments(args: Any) -> dict[str, Any]:
-    """Return, as fields of `OwnRun`, the library of these TrainingArguments, and those that are not as by default: its length and its
-    schedule in any case."""
+    """Return, as fields of `OwnRun`, the library and the class of these TrainingArguments, and those that are not as this class has them by
+    default: its length and its schedule in any case."""
     found, not_plain = {}, []
     for field in dataclasses.fields(args):
         default = field.default_factory() if callable(field.default_factory) else field.default
@@ -175,8 +176,16 @@ def own_arguments(args: Any) -> dict[str, Any]:
     return {
         "library": "trl" if is_of_trl else "transformers",
         "arguments": found | length | {"lr_scheduler_type": kind},
+        "arguments_class": _path_of(type(args)),
         "not_plain": tuple(not_plain),
     }
+
+
+def _path_of(kind: type) -> str:
+    """Return where a class is imported from, as package.module:name: a library's own from its top, where people import it."""
+    top = library_of(kind)
+    module = top if getattr(sys.modules.get(top), kind.__name__, None) is kind else kind.__module__
+    return f"{module}:{kind.__qualname__.rpartition('<locals>.')[2]}"
 
 
 _NOTHING = (None, "", [], (), {})

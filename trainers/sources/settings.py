@@ -60,6 +60,8 @@ class OwnRun:
     """True where its Trainer is given a schedule that is made already, so that no argument sets its length."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Those that its Trainer was made with and that are not as by default; of Lightning's its length alone."""
+    arguments_class: str | None = None
+    """The class of these arguments, as package.module:name; None where that is not known, and of Lightning's."""
     recipe: dict[str, Any] = field(default_factory=dict)
     """Its `optimizer`, `precision` and `batch`, as far as they are known, as keys of a study."""
     not_plain: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import JsonValue
 
@@ -41,11 +41,7 @@ def written(r: Recommendation) -> str:
         r,
         [*lost, *arguments_notes(r, "TrainingArguments", "transformers")],
         [
-            "from transformers import TrainingArguments",
-            "",
-            "args = TrainingArguments(",
-            *argument_lines(keys),
-            ")",
+            *call_lines(r, "transformers", "TrainingArguments", keys),
             *adapter_lines(r, "model = get_peft_model(model, ", ")", "LoraConfig, get_peft_model"),
         ],
         has_own_groups=bool(own_arguments(r, "transformers")),
@@ -117,8 +113,23 @@ def _goes_by_epochs(r: Recommendation, own: Mapping[str, JsonValue]) -> bool:
     return has_own_length(r) and "num_train_epochs" in own and "max_steps" not in own
 
 
-def argument_lines(keys: dict[str, JsonValue]) -> list[str]:
-    return [f"    {key}={value!r}," for key, value in keys.items()]
+def call_lines(r: Recommendation, library: Library, usual: str, keys: dict[str, JsonValue]) -> list[str]:
+    """Return the call that makes the arguments. usual: the name of their class where the Trainer has none of its own."""
+    module, name = _class_of(r, library, usual)
+    imported = [f"from {module} import {name}", ""] if _is_imported(module) else []
+    return [*imported, f"args = {name}(", *(f"    {key}={value!r}," for key, value in keys.items()), ")"]
+
+
+def _class_of(r: Recommendation, library: Library, usual: str) -> tuple[str, str]:
+    """Return the module and the name of the class of the arguments: that of the Trainer's own where it is known."""
+    path = r.own_run.arguments_class if r.own_run and own_arguments(r, library) else None
+    module, _, name = (path or f"{library}:{usual}").partition(":")
+    return module, name
+
+
+def _is_imported(module: str) -> bool:
+    """False of a user's own module, which may be the one that the text is put into: it cannot import itself."""
+    return module.partition(".")[0] in get_args(Library)
 
 
 def arguments_notes(r: Recommendation, target: str, library: Library) -> list[str]:
@@ -127,6 +138,9 @@ def arguments_notes(r: Recommendation, target: str, library: Library) -> list[st
     notes = [f"start it with: torchrun --nproc_per_node={r.world_size} train.py"]
     if own:
         notes.append(f"these are your Trainer's {target} with other numbers: replace yours with them")
+    module, name = _class_of(r, library, target)
+    if not _is_imported(module):
+        notes.append(f"{name} is your own class, of {module}: put this where it is defined or imported")
     if own and r.own_run and r.own_run.not_plain:
         notes.append(
             f"{', '.join(r.own_run.not_plain)}: add yours, whose values are secret or cannot be written as text"

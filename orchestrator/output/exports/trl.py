@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from batchscout.orchestrator.output.exports.hf import (
     adapter_lines,
-    argument_lines,
     arguments_notes,
     arguments_of,
+    call_lines,
     own_arguments,
 )
 from batchscout.orchestrator.output.exports.notes import text_of, without_ramp
@@ -22,8 +22,7 @@ def written(r: Recommendation) -> str:
     keys = {"bf16": False} | arguments_of(r, "trl") | samples
     notes = [*lost, *arguments_notes(r, "SFTConfig", "trl"), *(_NOTES if samples else ())]
     adapters = adapter_lines(r, "peft_config = ", "  # SFTTrainer(peft_config=peft_config)", "LoraConfig")
-    lines = ["from trl import SFTConfig", "", "args = SFTConfig(", *argument_lines(keys), ")", *adapters]
-    return text_of(r, notes, lines, has_own_groups=bool(own))
+    return text_of(r, notes, [*call_lines(r, "trl", "SFTConfig", keys), *adapters], has_own_groups=bool(own))
 
 
 _NOTES = (
