@@ -104,6 +104,10 @@ class ModelConfig(Strict):
     are within a module, it is they that get matrices, and layers around them are trained whole. null: there are no adapters."""
 
 
+TEXT_SEQ_LEN = 256
+"""`seq_len` of the built-in data sets of text, where `data.kwargs` does not say it."""
+
+
 class DataConfig(Strict):
     """What the model is trained on."""
 

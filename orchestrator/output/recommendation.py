@@ -30,9 +30,11 @@ from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.study.trial import Trial, TrialState
 from batchscout.orchestrator.units import bytes_text, counted
 from batchscout.trainers.config import (
+    TEXT_SEQ_LEN,
     ActivationCheckpointing,
     Compile,
     CrossEntropy,
+    DataConfig,
     OptimizerConfig,
     Parallel,
     Phase,
@@ -131,6 +133,16 @@ class Script:
     these), where it counts those of a part of the schedule."""
 
 
+@dataclass(frozen=True)
+class Sample:
+    """What a sample is to all that counts samples, where it is not one of the data as they are."""
+
+    tokens: int
+    kind: Literal["pack", "text", "cut", "leave_out"]
+    """pack: a row into which samples of the data were packed. text: a row of running text. cut: one of the data, cut off after so many tokens.
+    leave_out: one of the data, of which those with more tokens were left out."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Recommendation:
     """What to train with, and why. The fields are the keys of recommendation.json, in its order."""
@@ -140,6 +152,8 @@ class Recommendation:
     micro_batch_tokens: int | None = None
     """The most tokens of a micro-batch on one rank, padding included: the samples of each step are cut by it, and the accumulation is the most
     micro-batches that a step takes. None, and not in the file, where micro-batches have equally many samples."""
+    sample: Sample | None = None
+    """None, and not in the file, where samples are those of the data as they are."""
     gradient_accumulation_steps: int
     world_size: int
     effective_batch_size: int
@@ -256,6 +270,7 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
     return Recommendation(
         micro_batch_size=trial.micro_batch_size,
         micro_batch_tokens=micro_batch_tokens(study, trial),
+        sample=_sample(trial.data),
         gradient_accumulation_steps=trial.gradient_accumulation_steps,
         world_size=trial.world_size,
         effective_batch_size=trial.effective_batch_size,
@@ -297,6 +312,15 @@ def recommend(config: StudyConfig, study: Study) -> Recommendation | None:
             RuledOut(one.id, one.state, one.explanation) for one in study.trials.values() if one.state.ruled_out
         ),
     )
+
+
+def _sample(data: DataConfig) -> Sample | None:
+    seq_len, longer = data.kwargs.get("seq_len"), data.kwargs.get("longer")
+    if data.pack is not None:
+        return Sample(data.pack, "pack")
+    if data.target in ("python_stdlib", "text", "hf"):
+        return Sample(seq_len or TEXT_SEQ_LEN, "text")
+    return Sample(seq_len, longer) if data.target == "chat" and seq_len and longer else None
 
 
 def _script(config: StudyConfig) -> Script | None:

@@ -666,6 +666,28 @@ def test_trl_is_told_what_it_would_do_by_itself(mode: str, parallel: str | None)
     assert config.per_device_train_batch_size * config.gradient_accumulation_steps * 2 == 64
 
 
+@for_every(
+    sample=[
+        (None, {"packing": False, "max_length": None}, "", "and so did the study"),
+        ("pack", {"packing": True, "packing_strategy": "bfd", "max_length": 96}, "a row of 96 tokens into which samples", "makes the study's samples"),
+        ("text", {"packing": True, "packing_strategy": "wrapped", "max_length": 96}, "a row of 96 tokens of running", "makes the study's samples"),
+        ("cut", {"packing": False, "max_length": 96}, "more than 96 tokens were cut off", "makes the study's samples"),
+        ("leave_out", {"packing": False, "max_length": None}, "more than 96 tokens were left out", "leave out those of more than 96"),
+    ]
+)  # fmt: skip
+def test_what_a_sample_is_is_told_to_every_trainer_and_made_by_trl(
+    sample: tuple[str | None, dict[str, Any], str, str],
+) -> None:
+    kind, keys, told, by_trl = sample
+    r = recommendation(sample=kind and {"tokens": 96, "kind": kind}, precision="float32", compile=False)
+    assert all(told in export(r, to) for to in TARGETS)
+    text = export(r, "trl")
+    assert by_trl in text
+    assert ("so did the study" in text) == (kind is None)
+    exec(text, names := dict[str, Any]())
+    assert {key: getattr(names["args"], key) for key in keys} == keys
+
+
 class YourBlock(torch.nn.Linear):
     """What the exported text calls the class of a model's blocks."""
 

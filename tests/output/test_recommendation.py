@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from batchscout.orchestrator.config.keys import StudyConfig
-from batchscout.orchestrator.output.recommendation import Recommendation, recommend, write_recommendation
+from batchscout.orchestrator.output.recommendation import Recommendation, Sample, recommend, write_recommendation
 from batchscout.orchestrator.stages.grid import GridFindings
 from batchscout.orchestrator.stages.train import LearningRateFindings, TrainFindings
 from batchscout.orchestrator.study.events import FactsRead
@@ -20,7 +20,7 @@ from batchscout.orchestrator.study.facts import Facts
 from batchscout.orchestrator.study.journal import Journal, replay
 from batchscout.orchestrator.study.state import Study
 from batchscout.orchestrator.units import loss_text, share_text, training_time_text
-from batchscout.trainers.config import DevicePeak, TrialConfig
+from batchscout.trainers.config import TEXT_SEQ_LEN, DevicePeak, TrialConfig
 from batchscout.trainers.sources.settings import OwnRun
 from tests.support.example_study import (
     add_trial,
@@ -235,6 +235,23 @@ def test_what_is_as_usual_and_what_was_not_measured_is_absent_from_the_file() ->
     assert example_recommendation(cross_entropy="chunked").to_json()["cross_entropy"] == "chunked"
     assert isinstance(tree["evidence"], dict)
     assert tree["evidence"].keys() == {"trial", "val_loss", "tokens_per_second", "peak_memory_bytes", "stages", "notes"}
+
+
+@pytest.mark.parametrize(
+    ("data", "sample"),
+    [
+        ({"target": "text"}, Sample(TEXT_SEQ_LEN, "text")),
+        ({"target": "python_stdlib", "kwargs": {"seq_len": 64}}, Sample(64, "text")),
+        ({"target": "chat", "kwargs": {"seq_len": 64, "longer": "cut"}}, Sample(64, "cut")),
+        ({"target": "chat", "kwargs": {"seq_len": 64, "longer": "leave_out"}}, Sample(64, "leave_out")),
+        ({"target": "chat", "kwargs": {"seq_len": 64}}, None),  # longer ones are refused
+        ({"target": "my.data:sets", "kwargs": {"seq_len": 64}}, None),
+        ({"target": "chat", "pad": {"input_ids": 0, "targets": -100}, "pack": 96}, Sample(96, "pack")),
+    ],
+)
+def test_what_a_sample_is_is_told_where_it_is_not_one_of_the_data(data: dict[str, Any], sample: Sample | None) -> None:
+    study = example_study(config := example_config(data=data))
+    assert recommendation_of(config, study).sample == sample
 
 
 @pytest.mark.parametrize("own_run", [None, OwnRun("script", 6000)])

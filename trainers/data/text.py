@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from batchscout.trainers.config import TEXT_SEQ_LEN
 from batchscout.trainers.data.cache import cached, hash_of
 from batchscout.trainers.data.corpus import (
     Corpus,
@@ -44,7 +45,7 @@ DEFAULT_VAL_FRACTION = 0.05
 
 def python_stdlib(
     *,
-    seq_len: int = 256,
+    seq_len: int = TEXT_SEQ_LEN,
     tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
     max_text_bytes: int = 8_000_000,
     val_fraction: float = DEFAULT_VAL_FRACTION,
@@ -62,7 +63,7 @@ def text(
     *,
     train: str | list[str],
     val: str | list[str] | None = None,
-    seq_len: int = 256,
+    seq_len: int = TEXT_SEQ_LEN,
     tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
     val_fraction: float | None = None,
 ) -> tuple[TokenSamples, TokenSamples]:
@@ -84,7 +85,7 @@ def hf(
     val_split: str | None = None,
     val_fraction: float | None = None,
     text_column: str = "text",
-    seq_len: int = 256,
+    seq_len: int = TEXT_SEQ_LEN,
     tokenizer: TokenizerSpec = {"train_bpe": 2048},  # noqa: B006 (never changed)
 ) -> tuple[TokenSamples, TokenSamples]:
     """Open a data set of the `datasets` library: what load_dataset(path, name, data_files=...) knows, or a folder that save_to_disk has

@@ -24,6 +24,7 @@ def header_of(r: Recommendation, *, has_own_groups: bool = False) -> list[str]:
         f"effective batch {batch} = micro-batch {r.micro_batch_size} x accumulation "
         f"{r.gradient_accumulation_steps} x ranks {r.world_size}; the micro-batch is per rank"
         + (", and the ranks are those of all nodes together" if r.world_size > 1 else ""),
+        *([_SAMPLES[r.sample.kind].format(r.sample.tokens)] if r.sample else []),
         *(
             [
                 f"the study cut each step by tokens, at most {r.micro_batch_tokens} a micro-batch with its padding, so that a step had fewer "
@@ -44,6 +45,15 @@ def header_of(r: Recommendation, *, has_own_groups: bool = False) -> list[str]:
         ),
         *_kept_notes(r),
     ]
+
+
+_SAMPLES = {
+    "pack": "a sample, as batch and budget count them, is a row of {} tokens into which samples of the data were packed",
+    "text": "a sample is a row of {} tokens of running text",
+    "cut": "samples of more than {} tokens were cut off there",
+    "leave_out": "samples of more than {} tokens were left out",
+}
+"""What is told of the kinds of samples that are not those of the data as they are."""
 
 
 def _groups_note(groups: str | None, *, has_own_groups: bool) -> list[str]:
