@@ -1014,6 +1014,35 @@ def test_the_steps_of_its_own_schedule_are_counted_in_the_recommended_batch() ->
     assert given["lr_scheduler_kwargs"] == {"power": 2.0, "num_decay_steps": 225}
 
 
+@pytest.mark.parametrize("batch", [16, 64])
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [
+        ("cosine_with_min_lr", {"min_lr": 3e-4}),
+        ("polynomial", {"lr_end": 3e-4, "power": 2.0}),
+        ("inverse_sqrt", {"timescale": 400}),
+    ],
+)
+def test_its_own_schedule_goes_through_the_same_shares_of_the_rate(
+    kind: str, kwargs: dict[str, JsonValue], batch: int
+) -> None:
+    from transformers.optimization import get_scheduler
+
+    def shares(lr: float, warmup: int, steps: int, kwargs: Any) -> list[float]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=lr)
+        told = {"num_warmup_steps": warmup, "num_training_steps": steps}
+        found = rates(optimizer, get_scheduler(kind, optimizer, scheduler_specific_kwargs=kwargs, **told), steps)
+        return [found[round(place * (steps - 1) / 20)] / lr for place in range(21)]
+
+    own = with_arguments(lr_scheduler_type=kind, lr_scheduler_kwargs=kwargs) | {
+        "recipe": {"optimizer": {"lr": 3e-3}}, "samples": 48_000,
+    }  # fmt: skip
+    split = {"micro_batch_size": 8, "gradient_accumulation_steps": batch // 16, "effective_batch_size": batch}
+    given = hf_arguments(export(of_trainer(own, learning_rate=6e-4, **split), "hf"))
+    now = shares(given["learning_rate"], given["warmup_steps"], 48_000 // batch, given["lr_scheduler_kwargs"])
+    assert now == pytest.approx(shares(3e-3, 200, 3000, kwargs), abs=0.02)
+
+
 @pytest.mark.parametrize("has_schedule", [True, False])
 def test_a_schedule_that_a_trainer_is_given_is_to_be_made_anew_for_the_length_of_the_run(has_schedule: bool) -> None:
     optimizer = {"betas": [0.9, 0.999], "weight_decay": 0.1, "max_gradient_norm": 5.0}
@@ -1220,6 +1249,24 @@ def watched_run(samples: int, micro_batch: int, accumulation: int = 1, **changes
     recipe = {"batch": {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}}
     cosine = Schedule(type="cosine")
     return OwnRun("script", samples, micro_batch * accumulation, schedule=cosine, recipe=recipe, **changes)
+
+
+@pytest.mark.parametrize("rate", [3e-5, 2.4e-3])
+def test_a_command_keeps_the_share_of_the_lowest_rate_of_its_schedule(rate: float) -> None:
+    """As nanoGPT's, whose rate the study follows as shares of the highest, down to a tenth."""
+    table = Schedule(type="table", factors=(0.1, 1.0, 0.6, 0.1))
+    own = replace(watched_run(16_000, 16, in_steps=True), schedule=table)
+    own.recipe["optimizer"] = {"lr": 6e-4}
+    words, flags = ("--learning_rate=6e-4", "--min_lr=6e-5"), {"learning_rate": "--learning_rate="}
+    changes = {"flags": flags, "schedule": table.model_dump(mode="json"), "learning_rate": rate}
+    told, command = of_script(own, *words, factors={"--min_lr=": 0.1, "--warmup_iters=": 0.1}, **changes)
+    assert command == f"python train.py --learning_rate={rate:.4g} --min_lr={rate / 10:.4g} --warmup_iters=100"
+    by_itself = (
+        f"the study's rate ended at {rate / 10:.3g}: where the script sets the lowest rate of its schedule by itself"
+    )
+    assert by_itself not in told
+    assert by_itself in of_script(own, *words, **changes)[0]
+    assert by_itself not in of_script(own, *words, **changes | {"learning_rate": 6e-4})[0], "it is as it was"
 
 
 def test_a_command_has_one_rate_where_an_earlier_version_has_stored_a_factor_of_its_long_name_too() -> None:

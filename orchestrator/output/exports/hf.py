@@ -226,8 +226,9 @@ def schedule_keys(r: Recommendation, key: str) -> dict[str, JsonValue]:
 
 
 def _own_schedule(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the Trainer's own schedule; what it counts in steps, as the same share of the run."""
+    """Return the Trainer's own schedule; what it counts in steps, as the same share of the run, and its lowest rate, of the highest."""
     assert r.own_run, "it is that of its Trainer"
+    own_rate = r.own_run.recipe.get("optimizer", {}).get("lr")
     before = max(1.0, (r.own_run.samples or 0) / r.own_run.samples_per_step)
 
     def steps(value: JsonValue) -> JsonValue:
@@ -235,11 +236,17 @@ def _own_schedule(r: Recommendation, own: Mapping[str, JsonValue]) -> dict[str, 
             return value
         return max(1, round(value * max_steps(r) / before))
 
+    def in_this_run(name: str, value: JsonValue) -> JsonValue:
+        if name.endswith("_steps") or name == "timescale":
+            return steps(value)
+        if name in ("min_lr", "lr_end") and isinstance(value, int | float) and own_rate:
+            return float(f"{value * r.learning_rate / own_rate:.6g}")
+        return value
+
     kwargs = own.get("lr_scheduler_kwargs")
     of_type: dict[str, JsonValue] = {"lr_scheduler_type": own["lr_scheduler_type"]}
     if isinstance(kwargs, dict):
-        counted = {name: steps(value) if name.endswith("_steps") else value for name, value in kwargs.items()}
-        of_type["lr_scheduler_kwargs"] = counted
+        of_type["lr_scheduler_kwargs"] = {name: in_this_run(name, value) for name, value in kwargs.items()}
     if "warmup_ratio" in own:
         of_type["warmup_ratio"] = own["warmup_ratio"]
     return {**of_type, **({"warmup_steps": steps(own["warmup_steps"])} if "warmup_steps" in own else {})}

@@ -15,7 +15,7 @@ from batchscout.orchestrator.output.exports.counted import (
 )
 from batchscout.orchestrator.output.exports.notes import optimizer_notes, text_of, without_ramp
 from batchscout.orchestrator.output.recommendation import Recommendation, Script
-from batchscout.trainers.sources.watch.flags import sets_rate, with_values
+from batchscout.trainers.sources.watch.flags import sets_lowest_rate, sets_rate, with_values
 
 
 def written(r: Recommendation) -> str:
@@ -42,6 +42,8 @@ def written(r: Recommendation) -> str:
     }
     length = numbers["micro_batches" if "micro_batches" in script.flags else "steps"]
     values |= {flag: str(max(1, round(factor * length))) for flag, factor in _of_schedule(script).items()}
+    lowest = {flag: factor for flag, factor in script.factors.items() if sets_lowest_rate(flag)}
+    values |= {flag: f"{factor * r.learning_rate:.4g}" for flag, factor in lowest.items()}
     command = [*_python(r, script), *with_values(script.args, values)]
     return text_of(r, [*lost, *_by_hand(r, script)], [shlex.join(command)], has_own_groups=True)
 
@@ -57,7 +59,7 @@ def _of_schedule(script: Script) -> dict[str, float]:
     return {
         flag: factor
         for flag, factor in script.factors.items()
-        if flag != script.flags.get("learning_rate") and not sets_rate(flag)
+        if flag != script.flags.get("learning_rate") and not sets_rate(flag) and not sets_lowest_rate(flag)
     }
 
 
@@ -82,7 +84,7 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
         yield f"{name} has no flag for its batch: have each of its batches take {r.micro_batch_size} samples (batch_size of a DataLoader)"
     yield from _of_split(r, script)
     yield from _length(r, script)
-    yield from _of_recipe(r)
+    yield from _of_recipe(r, script)
     if r.activation_checkpointing != "none":
         yield f"activation checkpointing ({r.activation_checkpointing}): wrap the blocks of the model in torch.utils.checkpoint"
     if r.compile:
@@ -159,7 +161,7 @@ def _length(r: Recommendation, script: Script) -> Iterator[str]:
         yield f"{others}{passes}, such as a warm-up or a decay, becomes {times:.3g} times as long, since the run has as many times its steps"
 
 
-def _of_recipe(r: Recommendation) -> Iterator[str]:
+def _of_recipe(r: Recommendation, script: Script) -> Iterator[str]:
     """Yield what the study trained with otherwise than the script does."""
     own_run = r.own_run
     own = own_run.recipe if own_run else {}
@@ -167,6 +169,16 @@ def _of_recipe(r: Recommendation) -> Iterator[str]:
         decay = f", and went down over the last {decay_steps(r)}" if decay_steps(r) else ""
         why = "; how the script's own rate goes on could not be known" if own_run and own_run.schedule is None else ""
         yield f"the study's schedule was {r.schedule.type}: it warmed up over {warmup_steps(r)} steps{decay}{why}"
+    elif _ends_above_zero(r) and not any(map(sets_lowest_rate, script.factors)) and _rate_by_hand(r):
+        yield (
+            f"the study's rate ended at {r.schedule.factors[-1] * r.learning_rate:.3g}: where the script sets the lowest rate of its schedule by itself (eta_min, "
+            "min_lr), set that"
+        )
     yield from optimizer_notes(r, "the script", "max_gradient_norm")
     if own.get("precision", r.precision) != r.precision:
         yield f"precision: {r.precision}, where the script has {own['precision']}"
+
+
+def _ends_above_zero(r: Recommendation) -> bool:
+    """True of a schedule whose last rate is more than the last of a straight fall to zero."""
+    return r.schedule.type == "table" and r.schedule.factors[-1] > 0.01

@@ -30,6 +30,8 @@ _OF_SCHEDULE = re.compile(
 """Of options that count steps of the schedule, such as `lr_decay_iters` and `warmup_steps`."""
 _WARMS_UP = re.compile(r".*warm_?up.*(iters?|iterations|steps)", re.IGNORECASE)
 """Of those that do so in a run of passes, too, where others may count the passes."""
+_LOWEST_RATE = re.compile(r"(.*_)?(eta_min|(min|final|end)_?(lr|learning_rate)|lr_(min|final|end))", re.IGNORECASE)
+"""Of options that set the lowest rate of a schedule by itself, and not as a share."""
 _AS_NAMED = re.compile(r"--(\w+)=(.*)")
 """How a script is called that takes an option for each of its names, as nanoGPT does."""
 _SET_TO = re.compile(r"(-{0,2}[A-Za-z][\w.-]*=)(.*)")
@@ -77,6 +79,11 @@ def _name_of(flag: str) -> str:
 def sets_rate(flag: str) -> bool:
     """True of a flag that is called as those of a learning rate are."""
     return re.fullmatch(_NAMES["learning_rate"], _name_of(flag)) is not None
+
+
+def sets_lowest_rate(flag: str) -> bool:
+    """True of a flag that is called as those of the lowest rate of a schedule are."""
+    return _LOWEST_RATE.fullmatch(_name_of(flag)) is not None
 
 
 def _number(text: str) -> int | float | None:
@@ -144,7 +151,7 @@ def factors_of(
     passes: float = 0,
 ) -> dict[str, float]:
     """Return, by its flag, what an option is of the number that a study knows: of the first group's learning rate, where it sets that of
-    another group, and of the run's steps, where it counts those of a part of the schedule.
+    another group or the lowest one of the schedule, and of the run's steps, where it counts those of a part of the schedule.
 
     flags: all that were found, by `flags_of`. steps: those of the run, or its micro-batches where a flag counts these; None where it has no
     end. passes: over the data, in a run that counts these, as parts of its schedule then may; 0 in one that counts steps.
@@ -154,7 +161,9 @@ def factors_of(
     for one in {one.flag: one for one in options}.values():
         if not isinstance(one.value, int | float) or isinstance(one.value, bool) or one.value <= 0:
             continue
-        if one.flag == flags.get("learning_rate") and learning_rate and not _is(one.value, learning_rate):
+        of_another_group = one.flag == flags.get("learning_rate") and not _is(one.value, learning_rate)
+        is_lowest = one.value < learning_rate and _LOWEST_RATE.fullmatch(one.name) is not None
+        if learning_rate and (of_another_group or is_lowest):
             found[one.flag] = one.value / learning_rate
         elif steps and one.value > max(1, passes) and one.flag not in flags.values() and counts.fullmatch(one.name):
             found[one.flag] = one.value / steps

@@ -143,6 +143,21 @@ def test_what_counts_steps_of_the_schedule_and_the_rate_of_another_group_are_tol
     assert factors_of(found, flags, 1e-3, None) == {}, "a run whose length is not known"
 
 
+@pytest.mark.parametrize(
+    "name", ["min_lr", "lr_min", "eta-min", "final_lr", "sched.lr_end", "min-learning-rate", "minlr"]
+)
+def test_the_lowest_rate_of_a_schedule_is_told_by_its_share_of_the_highest(name: str) -> None:
+    for args in ([f"--{name}=1e-4"], [f"--{name}", "1e-4"]):
+        (option,) = options_typed(args)
+        assert factors_of([option], {}, 1e-3, 100) == {option.flag: pytest.approx(0.1)}
+        assert factors_of([option], {}, 1e-5, 100) == {}, "a lowest rate above the highest is none"
+
+
+@pytest.mark.parametrize("name", ["min_lr_ratio", "min_lr_steps", "end_epoch", "gamma", "lr_end_factor"])
+def test_a_share_of_the_rate_is_no_rate(name: str) -> None:
+    assert factors_of(list(options_typed([f"--{name}=0.0001"])), {}, 1e-3, 100) == {}
+
+
 def test_in_a_run_of_passes_a_warm_up_of_more_steps_than_passes_counts_steps() -> None:
     found = list(options_typed(["--warmup-steps=500", "--warmup_iters=10", "--lr_decay_steps=30", "--t_max=5000"]))
     assert factors_of(found, {}, 1e-3, 5000, passes=10) == {"--warmup-steps=": 0.1}
