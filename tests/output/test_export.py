@@ -34,6 +34,7 @@ from tests.support.command_line import Typed
 from tests.support.every import for_every
 from tests.support.example_study import ANSWER, example_recommendation
 from tests.support.outcome import GOLDEN
+from tests.support.ranks import on_two_ranks
 
 TARGETS = ("torch", "hf", "accelerate", "lightning", "trl", "axolotl", "torchtitan", "deepspeed", "nanogpt")
 SCHEDULES: tuple[dict[str, Any], ...] = (
@@ -625,6 +626,41 @@ def test_a_loop_in_float16_skips_no_step_at_the_start_however_many_targets_a_sam
         for one in (model, expected)
     )
     assert (moved - wanted).norm() < 0.1 * wanted.norm()
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("float16", 0.02)])
+def test_the_loop_of_several_ranks_takes_the_steps_of_the_study(
+    precision: str, tolerance: float, tmp_path: Path
+) -> None:
+    """Which AdamW shows, too, with an eps that is large beside a gradient."""
+    keys = {
+        "micro_batch_size": 4,
+        "effective_batch_size": 16,
+        "sample_budget": 160,
+        "warmup_samples": 32,
+        "compile": False,
+    }
+    optimizer = recommendation().optimizer.model_dump(mode="json") | {"eps": 1.0}
+    r = recommendation(precision=precision, optimizer=optimizer, learning_rate=0.1, **keys)
+    size = {"float32": 4, "float16": 4 * 2**12}[precision]
+    batches, before, expected = uneven_batches(6, size), UnevenLoss(), UnevenLoss()
+    for of_second_rank in batches[1::2]:  # which has half as many targets
+        of_second_rank["counts"][size // 2 :] = 0
+    # A step's samples: two micro-batches of each rank, which has every second one.
+    reference_steps(expected, r, itertools.cycle(batches), [4] * 10)
+    wanted = [p - old for p, old in zip(expected.parameters(), before.parameters(), strict=True)]
+    for found in on_two_ranks(trained_by_the_loop, tmp_path, export(r, "torch"), batches):
+        moved = [p - old for p, old in zip(found, before.parameters(), strict=True)]
+        for one, other in zip(moved, wanted, strict=True):
+            assert (one - other).norm() < tolerance * other.norm()
+
+
+def trained_by_the_loop(text: str, batches: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
+    """The weights that a rank's loop ends with, of a model that every rank holds."""
+    model, own = UnevenLoss(), batches[torch.distributed.get_rank() :: 2]
+    loader: Any = torch.utils.data.DataLoader(own, batch_size=None)  # pyright: ignore[reportArgumentType]
+    run(text, {})["train"](torch.nn.parallel.DistributedDataParallel(model), loader, loss_of)
+    return [p.detach() for p in model.parameters()]
 
 
 def reference_steps(

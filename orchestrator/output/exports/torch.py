@@ -15,7 +15,7 @@ from batchscout.orchestrator.output.recommendation import Recommendation
 
 
 def written(r: Recommendation) -> str:
-    """Return a loop of one process; its gradient is the study's, whatever samples hold."""
+    """Return a loop of each rank; its gradient is the study's, whatever samples hold."""
     r, lost = without_ramp(r, "this loop")
     return text_of(
         r,
@@ -33,15 +33,28 @@ def written(r: Recommendation) -> str:
             "",
             "",
             *recipe_lines(r),
+            *(_MEAN_OVER_RANKS if r.world_size > 1 else []),
             *_loop(r),
         ],
     )
 
 
+_MEAN_OVER_RANKS = [
+    "def mean_over_ranks(number, device):",
+    "    # DDP and FSDP take the mean of the ranks' gradients: what these are divided by is a mean, too",
+    "    total = torch.as_tensor(number, dtype=torch.float32, device=device).clone()",
+    "    torch.distributed.all_reduce(total)",
+    "    return total / torch.distributed.get_world_size()",
+    "",
+    "",
+]
+
+
 def _loop(r: Recommendation) -> list[str]:
     clip = r.optimizer.max_gradient_norm
-    scaled = r.precision == "float16"
+    scaled, several = r.precision == "float16", r.world_size > 1
     cast = "" if r.precision == "float32" else f"torch.autocast(device.type, torch.{r.precision})"
+    first = "mean_over_ranks(targets, device)" if several else "targets"
     loss = ["            loss, targets = loss_sum(model, batch)"]
     if cast:
         loss = [f"            with {cast}:", "                loss, targets = loss_sum(model, batch)"]
@@ -50,7 +63,7 @@ def _loop(r: Recommendation) -> list[str]:
         "    # loss_sum(model, batch) returns the summed loss of a micro-batch, and the number of targets in that sum",
         "    optimizer = build_optimizer(model)",
         "    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)",
-        *(["    device = next(model.parameters()).device"] if cast else []),
+        *(["    device = next(model.parameters()).device"] if cast or several else []),
         *(["    scaler = torch.amp.GradScaler(device.type)"] if scaled else []),
         *([f"    nominal = 0.0  # {NOMINAL}"] if scaled else []),
         *(["    model.compile()"] if r.compile else []),
@@ -60,8 +73,9 @@ def _loop(r: Recommendation) -> list[str]:
         "        for batch in itertools.islice(batches, accumulation):",
         *loss,
         "            num_targets += targets",
-        *(["            nominal = nominal or max(1.0, float(targets))"] if scaled else []),
+        *([f"            nominal = nominal or max(1.0, float({first}))"] if scaled else []),
         f"            {'scaler.scale(loss / nominal)' if scaled else 'loss'}.backward()",
+        *(["        num_targets = mean_over_ranks(num_targets, device)"] if several else []),
         *(["        scaler.unscale_(optimizer)"] if scaled else []),
         "        for p in model.parameters():",
         "            if p.grad is not None:",
@@ -74,7 +88,10 @@ def _loop(r: Recommendation) -> list[str]:
 
 
 def _notes(r: Recommendation) -> list[str]:
-    several = f"this loop has one process: under DDP with {r.world_size}, take the sum of num_targets over all, and times their number"
+    several = (
+        f"start it with: torchrun --nproc_per_node={r.world_size} train.py, which calls torch.distributed.init_process_group(), hands "
+        f"{'a sharded model' if r.parallel == 'fsdp' else 'DistributedDataParallel(model)'} to train, and has a loader of its own samples in each rank"
+    )
     return [
         *([several] if r.world_size > 1 else []),
         *tokens_note(r, "the loop below takes as many micro-batches in each step"),
