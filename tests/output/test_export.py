@@ -223,6 +223,23 @@ def test_hf_sgd_keeps_momentum_and_decay() -> None:
     assert not {key for key in given if key.startswith("adam")}
 
 
+@for_every(groups=[GROUPS, None], told=[{"nesterov": True}, {"dampening": 0.1}, {"maximize": True}])
+def test_transformers_makes_the_studys_sgd_or_is_told_that_it_cannot(
+    groups: str | None, told: dict[str, JsonValue]
+) -> None:
+    optimizer = pytest.importorskip("transformers.trainer_optimizer")
+    changes = {"type": "sgd", "param_groups": groups, "kwargs": told}
+    r = of_trainer(optimizer=recommendation().optimizer.model_dump(mode="json") | changes)
+    text, of_axolotl = export(r, "hf"), export(r, "axolotl")
+    arguments = optimizer._parse_optim_args(hf_arguments(text)["optim_args"])
+    _, made = optimizer._get_sgd(SimpleNamespace(optimizer_kwargs={}, optim_args=arguments))
+    is_said = "maximize" not in told
+    assert made == {"momentum": 0.9, "weight_decay": 0.1} | (told if is_said else {})
+    assert yaml.safe_load(of_axolotl)["optim_args"] == made
+    assert ("optimizer sgd with" in of_axolotl) == (not is_said)
+    assert ("optimizer sgd with" in text) == (not is_said and groups is None)
+
+
 def lightning_of(r: Recommendation) -> tuple[dict[str, Any], dict[str, Any]]:
     return lightning_text(export(r, "lightning"))
 

@@ -6,7 +6,7 @@ import yaml
 from pydantic import JsonValue
 
 from batchscout.orchestrator.output.exports.counted import max_steps, warmup_steps
-from batchscout.orchestrator.output.exports.hf import OPTIMIZERS, schedule_keys
+from batchscout.orchestrator.output.exports.hf import OPTIMIZERS, has_unsaid_kwargs, schedule_keys, sgd_arguments
 from batchscout.orchestrator.output.exports.notes import (
     cannot_be_said,
     checkpointing_note,
@@ -52,9 +52,7 @@ def _optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
         "max_grad_norm": optimizer.max_gradient_norm or 0.0,  # the word of transformers, which axolotl calls, for never
     }
     if optimizer.type == "sgd":
-        # transformers takes the SGD's own keys from optim_args alone.
-        own: dict[str, JsonValue] = {"momentum": optimizer.betas[0], "weight_decay": optimizer.weight_decay}
-        return {"optimizer": "sgd", "optim_args": own, **shared}
+        return {"optimizer": "sgd", "optim_args": sgd_arguments(optimizer), **shared}
     if optimizer.type not in OPTIMIZERS:
         return shared
     beta1, beta2 = optimizer.betas
@@ -104,7 +102,7 @@ def _notes(r: Recommendation) -> list[str]:
         *checkpointing_note(r, "axolotl", "gradient_checkpointing: true is full: slower, and less memory"),
         *shards_note(r, "name your blocks' class in fsdp_config.transformer_layer_cls_to_wrap"),
     ]
-    if r.optimizer.type not in (*OPTIMIZERS, "sgd") or r.optimizer.kwargs:
+    if r.optimizer.type not in (*OPTIMIZERS, "sgd") or has_unsaid_kwargs(r.optimizer):
         notes.append(
             f"{cannot_be_said(r.optimizer, 'axolotl')} with the study's arguments: set optimizer and optim_args by hand"
         )

@@ -175,7 +175,7 @@ def arguments_notes(r: Recommendation, target: str, library: Library) -> list[st
     if not _keeps_schedule(r, own):
         notes += table_note(r, target)
     optimizer, is_its_own = r.optimizer, own and r.optimizer.param_groups == GROUPS
-    if not is_its_own and (optimizer.type in ("muon", "adafactor", "own") or optimizer.kwargs):
+    if not is_its_own and (optimizer.type in ("muon", "adafactor", "own") or has_unsaid_kwargs(optimizer)):
         notes.append(
             f"{cannot_be_said(optimizer, target)}: build it yourself, and hand it to the Trainer, "
             "optimizers=(optimizer, schedule)"
@@ -266,8 +266,8 @@ def _optimizer(optimizer: OptimizerConfig, own: Mapping[str, JsonValue]) -> dict
     beta1, beta2 = optimizer.betas
     shared = {"weight_decay": optimizer.weight_decay, **clipped}
     if optimizer.type == "sgd":
-        # transformers takes the SGD's own keys from optim_args alone.
-        return {"optim": "sgd", "optim_args": f"momentum={beta1},weight_decay={optimizer.weight_decay}", **shared}
+        told = ",".join(f"{name}={value}" for name, value in sgd_arguments(optimizer).items())
+        return {"optim": "sgd", "optim_args": told, **shared}
     if optimizer.type not in OPTIMIZERS:
         return shared
     its_name = {name: own[name] for name in ("optim", "optim_args") if name in own and optimizer.type == "adamw"}
@@ -281,4 +281,16 @@ def _optimizer(optimizer: OptimizerConfig, own: Mapping[str, JsonValue]) -> dict
     }
 
 
+def sgd_arguments(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
+    """Return the keys of SGD, which transformers takes from optim_args alone."""
+    further = {name: value for name, value in optimizer.kwargs.items() if name in _OF_SGD}
+    return {"momentum": optimizer.betas[0], "weight_decay": optimizer.weight_decay, **further}
+
+
+def has_unsaid_kwargs(optimizer: OptimizerConfig) -> bool:
+    """True where the optimizer is made with what transformers has no word for."""
+    return bool(optimizer.kwargs.keys() - (_OF_SGD if optimizer.type == "sgd" else ()))
+
+
+_OF_SGD = {"nesterov", "dampening"}
 _NUMBERS = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay")
