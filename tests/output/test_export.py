@@ -834,13 +834,45 @@ def test_axolotl_yaml_keeps_the_batch_identity() -> None:
     assert tree["lr_scheduler_kwargs"] == {"num_decay_steps": 4, "decay_type": "linear"}
 
 
+@for_every(to=["hf", "axolotl", "deepspeed"])
+def test_no_export_says_that_weights_in_bfloat16_were_float32(to: str) -> None:
+    assert "float32" in (plain := export(recommendation(), to))
+    text = export(recommendation(memory_knobs=["bfloat16_weights"]), to)
+    assert "float32" not in text
+    assert "weights in bfloat16" in text
+    assert "weights in bfloat16" not in plain
+
+
+def test_axolotl_is_told_only_of_the_knobs_that_it_has_no_key_for() -> None:
+    knobs: JsonValue = ["activation_offload", "chunked_cross_entropy"]
+    text = export(recommendation(memory_knobs=knobs, cross_entropy="chunked"), "axolotl")
+    assert yaml.safe_load(text)["chunked_cross_entropy"] is True
+    assert "(activation_offload), which is not set below" in text
+    assert "in chunks" not in text
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("kwargs", [{}, {"maximize": True}])
+def test_deepspeed_makes_the_studys_optimizer_or_says_what_stands_in_its_place(
+    kind: str, kwargs: dict[str, JsonValue]
+) -> None:
+    tree = json.loads(export(with_optimizer(type=kind, kwargs=kwargs), "deepspeed"))
+    told = any("AdamW stands in its place" in note for note in tree["_batchscout"])
+    assert told == (kind == "muon" or (kind == "adamw" and bool(kwargs)))
+    made = getattr(torch.optim, tree["optimizer"]["type"])(
+        [torch.nn.Parameter(torch.zeros(()))], **tree["optimizer"]["params"]
+    )
+    assert isinstance(made, torch.optim.SGD) == (kind == "sgd")
+    assert made.defaults["maximize"] == (kind == "sgd" and bool(kwargs))
+
+
 @for_every(to=TARGETS)
 def test_what_is_the_models_or_the_loops_is_said_to_every_trainer(to: str) -> None:
     plain = export(recommendation(), to)
     kept = recommendation(cross_entropy="chunked", batch_norm="all ranks", ema_half_life_samples=640)
     text = export(kept, to)
     for said in ("cross-entropy in chunks", "SyncBatchNorm", f"decay of {0.5 ** (64 / 640):.6g} a step"):
-        assert said in text
+        assert (said in text) != (to == "axolotl" and "in chunks" in said), "which has a key for that"
         assert said not in plain
     assert "statistics over each micro-batch of 16" in export(recommendation(batch_norm="micro-batch"), to)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import yaml
 from pydantic import JsonValue
 
@@ -10,6 +12,7 @@ from batchscout.orchestrator.output.exports.hf import OPTIMIZERS, has_unsaid_kwa
 from batchscout.orchestrator.output.exports.notes import (
     cannot_be_said,
     checkpointing_note,
+    has_float32_weights,
     passes_note,
     shards_note,
     table_note,
@@ -43,7 +46,8 @@ def written(r: Recommendation) -> str:
         "seed": r.seed,
     }
     text = yaml.safe_dump(keys, sort_keys=False).rstrip("\n")
-    return text_of(r, [*lost, *_notes(r)], [text])
+    in_code = tuple(name for name in r.memory_knobs or () if name != "chunked_cross_entropy")  # which is a key
+    return text_of(replace(r, memory_knobs=in_code, cross_entropy=None), [*lost, *_notes(r)], [text])
 
 
 def _optimizer(optimizer: OptimizerConfig) -> dict[str, JsonValue]:
@@ -114,6 +118,6 @@ def _notes(r: Recommendation) -> list[str]:
     unsaid = [name for name in r.peft or () if name not in _ADAPTERS]
     if unsaid:
         notes.append(f"{', '.join(unsaid)} of peft.LoraConfig cannot be expressed in axolotl")
-    if r.precision != "float32":
+    if r.precision != "float32" and has_float32_weights(r):
         notes.append("axolotl may load the weights in half precision: the study kept float32 weights under autocast")
     return notes

@@ -7,7 +7,14 @@ import json
 from pydantic import JsonValue
 
 from batchscout.orchestrator.output.exports.counted import batches_of, decay_steps, max_steps, steps_of, warmup_steps
-from batchscout.orchestrator.output.exports.notes import cannot_be_said, decay_note, header_of, table_note, tokens_note
+from batchscout.orchestrator.output.exports.notes import (
+    cannot_be_said,
+    decay_note,
+    has_float32_weights,
+    header_of,
+    table_note,
+    tokens_note,
+)
 from batchscout.orchestrator.output.recommendation import Recommendation
 
 
@@ -39,8 +46,8 @@ _DEEPSPEED_CHECKPOINTING: dict[str, JsonValue] = {
 def _deepspeed_optimizer(r: Recommendation) -> dict[str, JsonValue]:
     optimizer = r.optimizer
     params: dict[str, JsonValue] = {"lr": r.learning_rate, "weight_decay": optimizer.weight_decay}
-    if optimizer.type == "sgd":
-        return {"type": "SGD", "params": params | {"momentum": optimizer.betas[0]}}
+    if optimizer.type == "sgd":  # torch's own, with whatever that takes
+        return {"type": "SGD", "params": params | {"momentum": optimizer.betas[0], **optimizer.kwargs}}
     # Of another one this is only the nearest: the notes say so.
     return {"type": "AdamW", "params": params | {"betas": list(optimizer.betas), "eps": optimizer.eps}}
 
@@ -70,7 +77,7 @@ def _deepspeed_notes(r: Recommendation) -> list[str]:
             "data_efficiency.data_sampling.dynamic_batching (max_tokens) is the nearest; it lets the effective batch change from step to step",
         ),
     ]
-    if r.optimizer.type not in ("adamw", "sgd") or r.optimizer.kwargs:
+    if r.optimizer.type != "sgd" and (r.optimizer.type != "adamw" or r.optimizer.kwargs):
         notes.append(
             f"{cannot_be_said(r.optimizer, 'DeepSpeed')}: AdamW stands in its place; build yours, remove the key optimizer, and hand "
             "it to deepspeed.initialize(optimizer=...)"
@@ -81,7 +88,7 @@ def _deepspeed_notes(r: Recommendation) -> list[str]:
             f"schedule warmup_stable_decay cannot be expressed in DeepSpeed: the last {steps} steps were annealed "
             "linearly to zero, do so in your script"
         )
-    if r.precision != "float32":
+    if r.precision != "float32" and has_float32_weights(r):
         notes.append("the study kept float32 weights under autocast; bf16 and fp16 here keep half-precision ones")
     if r.compile:
         notes.append(

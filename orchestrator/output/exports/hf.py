@@ -20,6 +20,7 @@ from batchscout.orchestrator.output.exports.notes import (
     cannot_be_said,
     checkpointing_note,
     decay_note,
+    has_float32_weights,
     optimizer_notes,
     passes_note,
     table_note,
@@ -145,12 +146,12 @@ def arguments_notes(r: Recommendation, target: str, library: Library) -> list[st
         notes.append(
             f"{', '.join(r.own_run.not_plain)}: add yours, whose values are secret or cannot be written as text"
         )
-    if not own:
+    if not own and has_float32_weights(r):
         notes.append(
             "the study's weights were float32: where you load the model by from_pretrained, give it dtype=torch.float32"
         )
-        if r.optimizer.weight_decay:
-            notes += decay_note(r, "transformers goes by names, and decays all parameters but biases and norms")
+    if not own and r.optimizer.weight_decay:
+        notes += decay_note(r, "transformers goes by names, and decays all parameters but biases and norms")
     if not _goes_by_epochs(r, own):
         notes += passes_note(r, target)
     factor = r.own_run.rate_factor if own and r.own_run else 1.0

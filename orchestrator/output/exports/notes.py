@@ -134,6 +134,10 @@ def _knob_notes(r: Recommendation) -> list[str]:
     ]
 
 
+def has_float32_weights(r: Recommendation) -> bool:
+    return "bfloat16_weights" not in (r.memory_knobs or ())
+
+
 def without_ramp(r: Recommendation, target: str) -> tuple[Recommendation, list[str]]:
     """Return the run whose batch stays, for a target that cannot let it grow, and what is lost by that."""
     if not r.ramp:
