@@ -1425,3 +1425,13 @@ def test_a_rate_that_a_script_may_multiply_by_its_batch_is_told_where_the_batch_
 def test_a_length_that_was_rounded_to_whole_steps_is_no_other_number_of_passes() -> None:
     told, _ = of_script(watched_run(600_000, 128), sample_budget=600_064, real_run=REAL | {"samples": 600_000})
     assert "as many passes" not in told
+
+
+@pytest.mark.parametrize(("adds_up", "batch"), [(True, 16), (True, 64), (False, 64)])
+def test_a_script_that_clips_a_sum_is_told_what_to_clip_it_at_where_the_batch_is_another(
+    adds_up: bool, batch: int
+) -> None:
+    split = {"micro_batch_size": batch, "effective_batch_size": batch}
+    told, _ = of_script(replace(watched_run(16_000, 16), adds_up=adds_up), **split)
+    assert ("set what it clips at to that" in told) == (adds_up and batch == 64)
+    assert ("(64, where it adds up all samples of a step)" in told) == (adds_up and batch == 64), "a mean of norm 1"

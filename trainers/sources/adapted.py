@@ -53,7 +53,7 @@ def own_run_of(model: nn.Module) -> OwnRun | None:
         told |= {"rate_factor": of_transformers.rate_factor(model), "has_schedule": model.was_given_its_schedule}
         return _own_run(said, **told)
     if isinstance(model, OfLoop):
-        return _own_run(recipe.settings(model.loop), library="script")
+        return _own_run(recipe.settings(model.loop), library="script", adds_up=recipe.added_up(model.loop) > 1)
     if not isinstance(model, OfLightning) or (fit := model.fit) is None:
         return None
     if fit.trainer is None:

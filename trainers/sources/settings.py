@@ -64,6 +64,8 @@ class OwnRun:
     """The class of these arguments, as package.module:name; None where that is not known, and of Lightning's."""
     recipe: dict[str, Any] = field(default_factory=dict)
     """Its `optimizer`, `precision` and `batch`, as far as they are known, as keys of a study."""
+    adds_up: bool = False
+    """True where the gradient of its script is a sum, and not the mean over the samples of a step: it clips the norm of that."""
     not_plain: tuple[str, ...] = ()
     """Further ones whose values cannot be written down, or must not."""
 

@@ -175,6 +175,13 @@ def _of_recipe(r: Recommendation, script: Script) -> Iterator[str]:
             "min_lr), set that"
         )
     yield from optimizer_notes(r, "the script", "max_gradient_norm")
+    batch, clip = own.get("batch", {}), r.optimizer.max_gradient_norm
+    split = {"micro_batch_size": r.micro_batch_size, "gradient_accumulation_steps": r.gradient_accumulation_steps}
+    if own_run and own_run.adds_up and clip is not None and batch != split:
+        yield (
+            f"it clips a gradient that is a sum, and the study clipped the mean over samples, at {clip:.3g}: set what it clips at to that times as "
+            f"much as its gradient is then of the mean ({clip * r.effective_batch_size / r.world_size:.3g}, where it adds up all samples of a step)"
+        )
     if own.get("precision", r.precision) != r.precision:
         yield f"precision: {r.precision}, where the script has {own['precision']}"
 

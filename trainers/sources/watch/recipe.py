@@ -61,8 +61,12 @@ def settings(loop: Loop) -> Settings:
 def _clipped_at(loop: Loop) -> float | None:
     """Return the norm at which a study clips the mean gradient of a step's samples, so that it clips the same steps as the script, whose
     gradient may be a sum."""
-    added_up = (loop.micro_batch_size if loop.sums else 1) * (1 if loop.is_averaged else loop.num_micro_batches)
-    return None if loop.seen.max_gradient_norm is None else loop.seen.max_gradient_norm / added_up
+    return None if loop.seen.max_gradient_norm is None else loop.seen.max_gradient_norm / added_up(loop)
+
+
+def added_up(loop: Loop) -> int:
+    """Return by what the gradient of a step is larger than the mean of its samples'."""
+    return (loop.micro_batch_size if loop.sums else 1) * (1 if loop.is_averaged else loop.num_micro_batches)
 
 
 def _schedule(loop: Loop, keys: dict[str, Any], batch: int, length: int | None) -> Iterator[str]:

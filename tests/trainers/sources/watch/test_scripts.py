@@ -23,7 +23,7 @@ from batchscout.trainers.before.read_source import read
 from batchscout.trainers.before.source import Source
 from batchscout.trainers.config import resolve
 from batchscout.trainers.errors import LossNotSeen
-from batchscout.trainers.sources.adapted import param_groups, settings_of
+from batchscout.trainers.sources.adapted import own_run_of, param_groups, settings_of
 from batchscout.trainers.sources.watch import script
 from batchscout.trainers.sources.watch.loop import Loop
 from batchscout.trainers.step.learning_rate import factor_at
@@ -142,7 +142,10 @@ for number, (x, y) in enumerate(train_loader):
 def test_the_mean_of_a_step_is_clipped_where_the_script_clips_the_sum(
     folder: Path, reduction: str, count: int, wanted: float
 ) -> None:
-    watched(folder, CLIPPED.format(reduction=reduction, count=count))
+    loop = watched(folder, CLIPPED.format(reduction=reduction, count=count))
+    own = own_run_of(model_of(dataclasses.replace(loop, sums=reduction == "sum")))
+    assert own is not None
+    assert own.adds_up is (wanted != 0.6)
     said = read(Source("script", "train.py", {"args": []}))
     assert said.keys["optimizer"]["max_gradient_norm"] == pytest.approx(wanted)
     assert any(f"clips the mean at {wanted:.3g}" in one for one in said.told) is (wanted != 0.6)
