@@ -155,10 +155,15 @@ class CausalLanguageModel(nn.Module):
         self._head = (head,)
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor:
-        return self.inner(input_ids=batch["input_ids"]).logits
+        return self._returned(batch).logits
+
+    def _returned(self, batch: dict[str, Tensor]) -> Any:
+        """Return what the model makes of a batch, which may say which tokens see each other."""
+        told = {key: batch[key] for key in ("attention_mask", "position_ids") if key in batch}
+        return self.inner(input_ids=batch["input_ids"], **told)
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        returned, targets = self.inner(input_ids=batch["input_ids"]), batch["targets"]
+        returned, targets = self._returned(batch), batch["targets"]
         smoothing = self.label_smoothing if self.training else 0.0
         if self._head:
             (head,) = self._head

@@ -199,6 +199,23 @@ def test_a_transformers_model_has_its_own_loss_and_the_datas_vocabulary(gpt2: An
     assert (loss_sum / num_targets).item() == pytest.approx(theirs.item(), rel=1e-6)
 
 
+def test_a_transformers_model_sees_no_padding_and_no_other_sample_of_a_packed_row(gpt2: Any) -> None:
+    gpt2.inner.config.use_cache = False  # as in a run: with a cache a row is not taken for a packed one
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]])
+    alone = torch.cat([gpt2.logits({"input_ids": part}) for part in (ids[:, :5], ids[:, 5:])], dim=1)
+    row = gpt2.logits({"input_ids": ids, "position_ids": positions})
+    assert torch.allclose(row, alone, atol=1e-5)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1]])
+    batch, other = (
+        {"input_ids": torch.cat([torch.tensor([pad]), ids[:, 2:]], 1), "attention_mask": mask}
+        for pad in ([1, 2], [3, 4])
+    )
+    assert torch.allclose(gpt2.logits(batch)[:, 2:], gpt2.logits(other)[:, 2:], atol=1e-5)
+    targets = {"targets": torch.where(mask == 1, ids, -100)}
+    assert gpt2(batch | targets)[0].item() == pytest.approx(gpt2(other | targets)[0].item(), rel=1e-6)
+
+
 EXPERTS = {
     "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16,
     "num_local_experts": 4, "router_aux_loss_coef": 10.0,
