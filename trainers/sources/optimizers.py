@@ -26,7 +26,8 @@ def _kind(optimizer: Optimizer) -> dict[str, Any]:
     if path == "torch.optim.sgd:SGD":
         return {"type": "sgd", "betas": [defaults["momentum"], 0.0], "weight_decay": decay, **_further(optimizer)}
     decays = {"weight_decay": decay} if "weight_decay" in defaults else {}
-    return {"target": path, "kwargs": _arguments(optimizer, leave_out=("lr",)) | decays}
+    kwargs = _arguments(optimizer, leave_out=("lr",)) | decays
+    return {"target": path, "kwargs": kwargs | _kept_beside(optimizer, kwargs)}
 
 
 def rate_of(group: Mapping[str, Any]) -> float:
@@ -39,6 +40,10 @@ _OF_SPEED = ("fused", "foreach", "capturable", "differentiable")
 """Arguments that change how fast a step is computed, and not what: the study chooses these itself."""
 _MOMENTUM = ("betas", "momentum")
 """What a schedule that goes up and down moves, too: its groups say so."""
+_NOT_OF_A_GROUP = (
+    "params", "param_names", "step", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr",
+)  # fmt: skip
+"""Keys beside the defaults that a group has from torch, its schedules and the steps until now."""
 
 
 def _further(optimizer: Optimizer) -> dict[str, Any]:
@@ -48,12 +53,37 @@ def _further(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _arguments(optimizer: Optimizer, leave_out: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments that its class takes and that are not as its class has them."""
+    """Return what it was told, as far as its defaults say it."""
+    return _changed(optimizer, {name: value for name, value in optimizer.defaults.items() if name not in leave_out})
+
+
+def _kept_beside(optimizer: Optimizer, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the further arguments that its class keeps beside its defaults: in attributes, or in its `args` as bitsandbytes does."""
+    found = _changed(
+        optimizer, {k: v for k, v in _attributes(optimizer).items() if k not in ("lr", *optimizer.defaults)}
+    )
+    if not found:
+        return {}
+    try:
+        again = type(optimizer)(groups_of(optimizer), lr=rate_of(optimizer.param_groups[0]), **kwargs)
+    except Exception:  # it cannot be made without them
+        return found
+    # Some set one themselves, and refuse it as an argument: AdamW8bit of bitsandbytes has optim_bits 8, where its signature has 32.
+    without = _attributes(again)
+    return {name: value for name, value in found.items() if without.get(name) != _attributes(optimizer)[name]}
+
+
+def _attributes(optimizer: Any) -> dict[str, Any]:
+    return {**getattr(getattr(optimizer, "args", None), "__dict__", {}), **vars(optimizer)}
+
+
+def _changed(optimizer: Optimizer, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the values that its class takes as arguments, and that are not as its class has them."""
     taken = inspect.signature(type(optimizer)).parameters
     return {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in optimizer.defaults.items()
-        if name in taken and name not in leave_out and value != taken[name].default and _is_plain(value)
+        for name, value in values.items()
+        if name in taken and _is_plain(value) and value != taken[name].default
     }
 
 
@@ -73,11 +103,7 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [
         {
             "params": group["params"],
-            **{
-                key: value
-                for key, value in group.items()
-                if key in optimizer.defaults and _is_its_own(key, group, optimizer)
-            },
+            **{key: value for key, value in group.items() if _is_its_own(key, group, optimizer)},
             **({"lr": rate_of(group)} if len(rates) > 1 else {}),
         }
         for group in groups
@@ -85,6 +111,8 @@ def groups_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def _is_its_own(key: str, group: Mapping[str, Any], optimizer: Optimizer) -> bool:
+    if key not in optimizer.defaults:
+        return key not in _NOT_OF_A_GROUP  # such as the rank of GaLore's
     of_the_study = decay_of(optimizer) if key == "weight_decay" else optimizer.defaults[key]
     of_its_schedule = _MOMENTUM if "max_momentum" in group else ()
     return key not in ("lr", *_OF_SPEED, *of_its_schedule) and group[key] != of_the_study

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,3 +57,51 @@ def test_of_a_cycle_it_says_the_highest_rate_and_the_momentum_without_it() -> No
     assert groups_of(optimizer) == [{"params": [first], "lr": 0.1}, {"params": [last], "lr": 0.02}]
     assert optimizer_keys(optimizer)["lr"] == 0.1
     assert optimizer_keys(optimizer)["betas"] == [0.8, 0.9]
+
+
+class KeepsItsArgumentsBeside(torch.optim.Optimizer):
+    """As those of bitsandbytes do."""
+
+    def __init__(self, params: Any, lr: float = 0.1, optim_bits: int = 32, is_paged: bool = False) -> None:
+        super().__init__(params, {"lr": lr})
+        self.args, self.is_paged = SimpleNamespace(optim_bits=optim_bits), is_paged
+
+
+class Of8Bit(KeepsItsArgumentsBeside):
+    def __init__(self, params: Any, lr: float = 0.1, optim_bits: int = 32, is_paged: bool = False) -> None:
+        if optim_bits != 32:
+            raise ValueError("it is always 8")
+        super().__init__(params, lr, 8, is_paged)
+
+
+class AsksForOne(torch.optim.Optimizer):
+    def __init__(self, params: Any, lr: float, horizon: int) -> None:
+        super().__init__(params, {"lr": lr})
+        self.horizon = horizon
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [
+        (KeepsItsArgumentsBeside, {"optim_bits": 8, "is_paged": True}),
+        (KeepsItsArgumentsBeside, {}),
+        (Of8Bit, {}),
+        (Of8Bit, {"is_paged": True}),
+        (AsksForOne, {"horizon": 9}),
+    ],
+)
+def test_arguments_that_an_optimizer_keeps_beside_its_defaults_are_given_back(
+    kind: Any, kwargs: dict[str, Any]
+) -> None:
+    optimizer = kind([{"params": [one]} for one in parameters()], lr=0.2, **kwargs)
+    assert optimizer_keys(optimizer)["kwargs"] == kwargs
+
+
+def test_a_group_keeps_what_its_optimizer_has_no_default_for() -> None:
+    """As GaLore's has its rank, by which its step goes."""
+    first, last = parameters()
+    optimizer = torch.optim.AdamW([{"params": [("first", first)], "rank": 128}, {"params": [("last", last)]}], lr=0.1)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    assert groups_of(optimizer) == [{"params": [first], "rank": 128}, {"params": [last]}]
+    optimizer.add_param_group({"params": [("another", nn.Parameter(torch.ones(2)))], "step": 2})
+    assert groups_of(optimizer)[2].keys() == {"params"}, "what a step has counted is no argument"
