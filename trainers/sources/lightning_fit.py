@@ -47,6 +47,8 @@ class Fit:
     """None where the callable returned none."""
     _set_up: set[int] = field(default_factory=set)
     """The ids of those whose `setup` was called."""
+    told: list[str] = field(default_factory=list)
+    """What the module had that a study has otherwise, in words."""
 
     def __deepcopy__(self, memo: Any) -> Fit:
         """Return it without data and Trainer: a model is copied for one pass, and its copy would keep them in memory."""

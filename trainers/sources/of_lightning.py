@@ -24,6 +24,7 @@ from batchscout.trainers.sources.kinds import (
 )
 from batchscout.trainers.sources.lightning_fit import Fit, num_batches
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys
+from batchscout.trainers.sources.own_checkpointing import OWN_CHECKPOINTING, without_own_checkpointing
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_rates, take_schedule, told_of_momentum
 from batchscout.trainers.sources.settings import Settings, num_samples_of, told_of_checkpoint
 from batchscout.trainers.sources.takes_batch import TakesBatch
@@ -60,6 +61,8 @@ class OfLightning(TakesBatch):
         inner = fit.module
         _refuse_what_cannot_be_honoured(inner)
         fit.set_up_module()
+        if without_own_checkpointing(inner):
+            fit.told.append(OWN_CHECKPOINTING)
         self.inner = inner
         self.fit: Fit | None = fit if fit.trainer is not None else Fit(inner, None)
         """What its optimizer is configured by: the data only where a Trainer may be asked of it. None once that is done."""
@@ -181,7 +184,7 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     optimizer, schedule = _configured(fit)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(optimizer) | {"max_gradient_norm": None}}
     keys["batch"] = {"micro_batch_size": batch_size_of(train_loader)}
-    told, run = [*told_of_momentum(optimizer), *_told_of(fit.module)], _run_of(trainer, train_loader)
+    told, run = [*told_of_momentum(optimizer), *fit.told, *_told_of(fit.module)], _run_of(trainer, train_loader)
     if not fit.validates:
         told.append(f"it has no data to validate on, so {every_tenth(train_loader.dataset)}")
     if trainer is not None:

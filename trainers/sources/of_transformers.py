@@ -17,6 +17,7 @@ from batchscout.trainers.having import having
 from batchscout.trainers.sources.held_out import every_tenth
 from batchscout.trainers.sources.kinds import is_overridden, library_of, refuse_callback
 from batchscout.trainers.sources.optimizers import groups_of, optimizer_keys, rate_of
+from batchscout.trainers.sources.own_checkpointing import OWN_CHECKPOINTING, without_own_checkpointing
 from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_schedule, told_of_momentum
 from batchscout.trainers.sources.settings import Settings, is_secret, num_samples_of, told_of_checkpoint
 from batchscout.trainers.sources.takes_batch import TakesBatch
@@ -39,9 +40,7 @@ class OfTrainer(TakesBatch):
         _refuse_what_cannot_be_honoured(trainer)
         # It would multiply by the ranks, over which this project sums.
         trainer.args.average_tokens_across_devices = False
-        for part in trainer.model.modules():
-            if getattr(part, "gradient_checkpointing", False):
-                part.gradient_checkpointing = False  # what is kept is the study's to decide
+        without_own_checkpointing(trainer.model)
         self.inner = trainer.model
         self.trainer = trainer
         self.was_given_its_optimizer = trainer.optimizer is not None
@@ -137,7 +136,7 @@ def _told_of(trainer: Any) -> Iterable[str]:
         yield f"it has no eval_dataset, so {every_tenth(trainer.train_dataset)}"
     told = vars(trainer.args)
     if told.get("activation_checkpointing", told.get("gradient_checkpointing", False)):  # its two names
-        yield "gradient_checkpointing is the study's to decide"
+        yield OWN_CHECKPOINTING
     if getattr(trainer.args, "neftune_noise_alpha", None):
         yield f"a study trains without the noise of neftune_noise_alpha={trainer.args.neftune_noise_alpha:g}"
     if getattr(trainer.args, "predict_with_generate", False):

@@ -22,7 +22,7 @@ from batchscout.trainers.criteria import MeanLoss
 from batchscout.trainers.data.samples import loaded
 from batchscout.trainers.model.losses import loss_function
 from batchscout.trainers.reporting.evaluation import evaluate
-from batchscout.trainers.sources.adapted import module_of, param_groups
+from batchscout.trainers.sources.adapted import module_of, param_groups, settings_of
 from batchscout.trainers.sources.lightning_fit import Fit
 from batchscout.trainers.sources.of_lightning import OfLightning
 from tests.support.map_style import map_style
@@ -185,6 +185,17 @@ def test_what_is_in_evaluation_mode_before_the_fit_stays_so_as_in_lightnings_own
         "3 of its modules are in evaluation mode, and stay so, as in Lightning's fit"
         in said_of("partly pretrained").told
     )
+
+
+class ChecksItsPoints(Module):
+    def configure_model(self) -> None:
+        self.first.grad_checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]  (as timm's models have it)
+
+
+def test_a_module_that_checkpoints_itself_does_not_in_a_study_and_that_is_told() -> None:
+    fit = Fit(ChecksItsPoints(), Data())
+    assert not cast(Any, OfLightning(fit)).inner.first.grad_checkpointing
+    assert "gradient_checkpointing is the study's to decide" in settings_of(fit, fit.loader("train")).told
 
 
 def test_groups_keep_what_sets_them_apart() -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.held_out import batch_size_of
 from batchscout.trainers.sources.optimizers import groups_of
+from batchscout.trainers.sources.own_checkpointing import without_own_checkpointing
 from batchscout.trainers.sources.takes_batch import TakesBatch
 from batchscout.trainers.sources.watch.batches import (
     Batches,
@@ -132,6 +133,7 @@ class _OfScript(nn.Module):
         copies = Copies(loop.seen)
         modules = list(copies.modules.values())
         self.inner = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+        without_own_checkpointing(self.inner)
         # Not told to who asks what a model is made of: all the names of the script hang on them.
         self._held, self._copies = _Held(loop), copies
         copies.put_in_use(loop.seen)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from batchscout.trainers.sources.held_out import every_tenth
 from batchscout.trainers.sources.optimizers import optimizer_keys
+from batchscout.trainers.sources.own_checkpointing import OWN_CHECKPOINTING, checkpoints_itself
 from batchscout.trainers.sources.schedules import take_rates, told_of_momentum
 from batchscout.trainers.sources.settings import Settings
 from batchscout.trainers.sources.watch.batches import (
@@ -232,5 +233,7 @@ def _told(loop: Loop) -> Iterator[str]:
         yield (
             f"it averages its weights ({averages}), and a study judges the weights themselves; ema_half_life_samples has it judge an average, too"
         )
+    if any(map(checkpoints_itself, loop.seen.pristine.values())):
+        yield OWN_CHECKPOINTING
     if loop.seen.compiled:
         yield "torch.compile is the study's to decide"

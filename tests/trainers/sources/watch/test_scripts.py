@@ -1940,6 +1940,29 @@ def test_a_part_that_is_frozen_in_evaluation_mode_stays_so(folder: Path) -> None
     assert [part.training for part in model.inner] == [True, True, False, True]
 
 
+CHECKPOINTS_ITSELF = """
+from transformers import GPT2Config, GPT2LMHeadModel
+rows = torch.randint(40, (24, 8))
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=40, n_positions=8))
+model.gradient_checkpointing_enable()
+optimizer = torch.optim.AdamW(model.parameters())
+for (ids,) in DataLoader(TensorDataset(rows), batch_size=4):
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of the library's two names for it
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_model_that_checkpoints_itself_does_not_in_a_study_and_that_is_told(folder: Path, *, is_on: bool) -> None:
+    pytest.importorskip("transformers")
+    loop = watched(folder, CHECKPOINTS_ITSELF if is_on else CHECKPOINTS_ITSELF.replace("_enable", "_disable"))
+    assert [one.is_gradient_checkpointing for one in loop.seen.pristine.values()] == [is_on]
+    assert not model_of(loop).inner.is_gradient_checkpointing
+    assert ("gradient_checkpointing is the study's to decide" in settings_of(loop, None).told) == is_on
+
+
 def test_a_copy_of_a_run_computes_with_weights_of_its_own(folder: Path) -> None:
     model = model_of(watched(folder, PLAIN)).eval()
     batch = next(iter(sets_of(script.made(script="train.py"))[0]))
