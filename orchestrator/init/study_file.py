@@ -146,11 +146,12 @@ def _watched_keys(subject: WatchedSubject) -> Iterator[str]:
     keys = {key: value for key, value in subject.said.keys.items() if key not in ("model", "data")}
     yield from (f"#   {line}" for line in yaml.safe_dump(keys, sort_keys=False, width=_WIDTH).splitlines())
     if command.num_processes > 1:
-        batch = subject.said.keys["optimizer"]["reference_batch_size"]
+        batch, rate = (subject.said.keys["optimizer"][key] for key in ("reference_batch_size", "lr"))
         yield ""
         yield f"# It is launched as {command.num_processes} processes. One alone took {batch} samples a step, so together they take:"
         yield f"optimizer: {{reference_batch_size: {batch * command.num_processes}}}"
         yield "# A script that divides its batch by the number of processes takes those of one: remove the line above then."
+        yield f"# One that multiplies its learning rate by that number was seen at the rate of one, {rate:.4g}: set optimizer.lr to {rate * command.num_processes:.4g} then."
     said = subject.said
     yield ""
     each = None if said.sample_seconds is None else said.sample_seconds / command.num_processes

@@ -444,6 +444,14 @@ def test_a_run_of_the_study_is_as_long_as_half_a_minute_of_passes_allows() -> No
     assert length(None, 0.0005) == {"sample_budget": 60_000}
 
 
+def test_what_a_script_may_make_of_its_number_of_processes_is_told_in_numbers() -> None:
+    said = Settings({"optimizer": {"reference_batch_size": 8, "lr": 0.1}}, ())
+    subject = WatchedSubject(Command("train.py", (), 4), said, 1.0)
+    text = written(subject, "it", "study.yaml", Machine(False, False)).text
+    assert yaml.safe_load(text)["optimizer"] == {"reference_batch_size": 32}
+    assert "was seen at the rate of one, 0.1: set optimizer.lr to 0.4 then" in text
+
+
 @pytest.mark.slow
 def test_where_the_loss_alone_was_not_had_it_is_the_one_hole(home: Path, typed: Typed) -> None:
     carried = "kept = torch.zeros(3)\nfor epoch"

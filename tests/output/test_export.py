@@ -1286,8 +1286,11 @@ def test_a_scripts_command_keeps_its_schedule_and_names_what_the_study_had_other
         "the first parameter group trains at 0.0002: what the flag sets is 10 times that",
         "betas of the optimizer: (0.9, 0.",
         "precision: bfloat16, where the script has float32",
+        "where train.py multiplies its learning rate by the number of processes, divide --lr by 2, so that the first parameter group trains at 0.0002",
     ):
         assert any(said in note for note in notes), said
+    alone = replace(found, world_size=1, effective_batch_size=8)
+    assert "number of processes" not in export(alone, "script")
     assert not any("weight_decay of" in note or "schedule was" in note for note in notes), "what is as it was"
     of_library = replace(found, own_run=replace(own, library="transformers"))
     assert any("betas of the optimizer: (0.9, 0." in note for note in export(of_library, "script").splitlines())
@@ -1303,7 +1306,7 @@ def test_without_flags_a_rate_is_told_by_a_factor_which_holds_for_any_schedule_o
     )
     text = " ".join(line.lstrip("# ") for line in export(found, "script").splitlines())
     assert "multiply what it sets, for all parameter groups, by 2.5, so that the first trains at 0.05" in text
-    assert "learning rate" not in export(replace(found, learning_rate=0.02), "script").split("# effective")[1]
+    assert "flag for its learning rate" not in export(replace(found, learning_rate=0.02), "script")
     assert "have each of its batches take 16 samples" in text
 
 

@@ -78,6 +78,10 @@ def _by_hand(r: Recommendation, script: Script) -> Iterator[str]:
             f"batch and accumulation are those of one of {r.world_size} processes: where {name} divides them by the number of processes, give it "
             f"{r.world_size} times as many"
         )
+        yield (
+            f"where {name} multiplies its learning rate by the number of processes, divide {_flag_of_rate(script)} by {r.world_size}, so that the first "
+            f"parameter group trains at {r.learning_rate:.4g}"
+        )
     if "learning_rate" not in script.flags and (by_hand := _rate_by_hand(r)):
         yield f"{name} has no flag for its learning rate: {by_hand}"
     if not script.flags.keys() & {"micro_batch_size", "samples_per_step"}:
@@ -117,8 +121,12 @@ def _of_split(r: Recommendation, script: Script) -> Iterator[str]:
     if of_script and own and (r.micro_batch_size, accumulation) != (own["micro_batch_size"], before):
         yield (
             f"where {name} multiplies its rate by its batch (lr * batch_size / 256, say), divide "
-            f"{_typed(flags.get('learning_rate', 'the rate that you set'))} by as much, so that the first parameter group trains at {r.learning_rate:.4g}"
+            f"{_flag_of_rate(script)} by as much, so that the first parameter group trains at {r.learning_rate:.4g}"
         )
+
+
+def _flag_of_rate(script: Script) -> str:
+    return _typed(script.flags.get("learning_rate", "the rate that you set"))
 
 
 def _typed(flag: str) -> str:
