@@ -17,6 +17,7 @@ from batchscout.trainers.errors import LossFault, SourceFault
 from batchscout.trainers.sources.held_out import batch_size_of, every_tenth
 from batchscout.trainers.sources.kinds import (
     LIGHTNING,
+    is_lightning_data,
     is_lightning_trainer,
     is_overridden,
     library_of,
@@ -29,10 +30,12 @@ from batchscout.trainers.sources.schedules import NOT_FORETOLD, take_rates, take
 from batchscout.trainers.sources.settings import Settings, num_samples_of, told_of_checkpoint
 from batchscout.trainers.sources.takes_batch import TakesBatch
 
+OF_TRANSFER = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
+"""Those that Lightning calls of a LightningDataModule, too."""
 CHANGE_TRAINING = (
     "backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "on_before_zero_grad",
     "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_train_batch_start",
-    "transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer", "configure_sharded_model",
+    *OF_TRANSFER, "configure_sharded_model",
 )  # fmt: skip
 """Methods that are called in the middle of a step, and may change its batch, its gradient or the weights."""
 NOT_CALLED = (
@@ -60,6 +63,8 @@ class OfLightning(TakesBatch):
         super().__init__()
         inner = fit.module
         _refuse_what_cannot_be_honoured(inner)
+        if is_lightning_data(fit.data):
+            _refuse_methods(fit.data, OF_TRANSFER)
         fit.set_up_module()
         if without_own_checkpointing(inner):
             fit.told.append(OWN_CHECKPOINTING)
@@ -126,15 +131,19 @@ def _refuse_what_cannot_be_honoured(module: Any) -> None:
             f"{name} has automatic_optimization = False: it steps its optimizers itself, so no study could change its batch or its "
             "learning rate; let Lightning optimize, or write the loss as package.module:callable and name it under `loss`"
         )
-    if changed := [method for method in CHANGE_TRAINING if is_overridden(module, method, LIGHTNING)]:
-        raise ValueError(
-            f"{name} overrides {', '.join(changed)}, which may change the batch, the gradient or the weights in the middle of a step, and "
-            "a study would train without it; move what it does into training_step or the data, or leave it out of what is studied"
-        )
+    _refuse_methods(module, CHANGE_TRAINING)
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise ValueError(
             f"{name}.training_step takes a dataloader_iter, and chooses its samples itself; take a batch: training_step(self, batch, "
             "batch_idx)"
+        )
+
+
+def _refuse_methods(owner: Any, methods: Iterable[str]) -> None:
+    if changed := [method for method in methods if is_overridden(owner, method, LIGHTNING)]:
+        raise ValueError(
+            f"{type(owner).__name__} overrides {', '.join(changed)}, which may change the batch, the gradient or the weights in the middle of a "
+            "step, and a study would train without it; move what it does into training_step or the data, or leave it out of what is studied"
         )
 
 

@@ -277,6 +277,18 @@ def test_a_module_that_trains_in_a_way_of_its_own_is_refused_by_name(module: Any
         module_of((module, Data()))
 
 
+class Augments(Data):
+    """On the GPU, where the batch has come to."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [one + torch.randn_like(one) for one in batch]
+
+
+def test_data_that_change_a_batch_on_its_way_are_refused_by_name_too() -> None:
+    with pytest.raises(ValueError, match="Augments overrides on_after_batch_transfer, which may change the batch"):
+        module_of((Module(), Augments()))
+
+
 def two_optimizers(self: Module) -> Any:
     return [torch.optim.SGD(part.parameters(), lr=1.0) for part in (self.first, self.last)]
 
