@@ -164,13 +164,15 @@ class _Scheduled:
     frequency: int = 1
 
 
-def _configured(fit: Fit) -> tuple[Optimizer, _Scheduled | None]:
-    """Return the optimizer that a module configures, and its schedule or None."""
+def _configured(fit: Fit) -> tuple[Optimizer, list[_Scheduled]]:
+    """Return the optimizer that a module configures, and its schedules, in any form that Lightning takes."""
     found: Any = fit.called(fit.module, "configure_optimizers")
+    if isinstance(found, list | tuple) and len(found) == 1 and isinstance(found[0], dict):
+        found = found[0]
     if isinstance(found, dict):
-        return found["optimizer"], _schedule_in(found.get("lr_scheduler"))
-    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
-        optimizers, schedules = list(found[0]), list(found[1])
+        optimizers, schedules = [found["optimizer"]], [found.get("lr_scheduler")]
+    elif isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
+        optimizers, schedules = found[0], found[1] if isinstance(found[1], list | tuple) else [found[1]]
     else:
         optimizers, schedules = [found] if isinstance(found, Optimizer) else list(found or ()), []
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
@@ -178,19 +180,19 @@ def _configured(fit: Fit) -> tuple[Optimizer, _Scheduled | None]:
             f"{type(fit.module).__name__}.configure_optimizers returned {len(optimizers)} optimizers, and a study changes the learning rate of "
             "one; return a single one, with a parameter group for each part of the model"
         )
-    return optimizers[0], _schedule_in(schedules[0]) if schedules else None
+    return optimizers[0], [_schedule_in(one) for one in schedules if one is not None]
 
 
-def _schedule_in(told: Any) -> _Scheduled | None:
+def _schedule_in(told: Any) -> _Scheduled:
     if not isinstance(told, dict):
-        return None if told is None else _Scheduled(told)
+        return _Scheduled(told)
     return _Scheduled(told["scheduler"], told.get("interval", "epoch"), told.get("frequency", 1))
 
 
 def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     """Return what a LightningModule, its loader and, where there is one, its Trainer say."""
     trainer = fit.trainer
-    optimizer, schedule = _configured(fit)
+    optimizer, schedules = _configured(fit)
     keys: dict[str, Any] = {"optimizer": optimizer_keys(optimizer) | {"max_gradient_norm": None}}
     keys["batch"] = {"micro_batch_size": batch_size_of(train_loader)}
     told, run = [*told_of_momentum(optimizer), *fit.told, *_told_of(fit.module)], _run_of(trainer, train_loader)
@@ -199,7 +201,7 @@ def settings(fit: Fit, train_loader: DataLoader[Any]) -> Settings:
     if trainer is not None:
         told += _of_trainer(trainer, keys)
     keys["optimizer"]["reference_batch_size"] = run.samples_per_step
-    told = [*_schedule(fit.module, schedule, keys, run), *told]
+    told = [*_schedule(fit.module, schedules, keys, run), *told]
     told += told_of_checkpoint(trainer)
     return Settings(keys, tuple(told), run.samples, run.in_steps, processes=run.processes)
 
@@ -245,11 +247,19 @@ def _counts_batches(trainer: Any) -> bool:
     return isinstance(trainer.limit_train_batches, int)
 
 
-def _schedule(module: Any, found: _Scheduled | None, keys: dict[str, Any], run: _Run) -> Iterable[str]:
+def _schedule(module: Any, schedules: list[_Scheduled], keys: dict[str, Any], run: _Run) -> Iterable[str]:
     """Set the schedule to the module's own, over its whole run; yield what is to be told."""
-    if found is None:
+    if not schedules:
         take_rates(keys, [keys["optimizer"]["lr"]])
         return
+    if len(schedules) > 1:
+        names = ", ".join(type(one.scheduler).__name__ for one in schedules)
+        yield (
+            f"it has {len(schedules)} schedules of one rate ({names}), and what they make of it together is not known in advance; a study takes its "
+            "own warm-up and warmup_stable_decay: make them one (torch's SequentialLR or ChainedScheduler), or set schedule to choose another"
+        )
+        return
+    (found,) = schedules
     scheduler, name = found.scheduler, type(found.scheduler).__name__
     between_calls = found.frequency * (1 if found.interval == "step" else run.steps_per_epoch)
     # One that has an end of its own tells its shape without a Trainer, too.

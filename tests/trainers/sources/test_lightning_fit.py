@@ -25,7 +25,7 @@ from batchscout.trainers.before.source import Source
 from batchscout.trainers.config import TrialConfig
 from batchscout.trainers.data.samples import first_of, loaded
 from batchscout.trainers.sources import objects
-from batchscout.trainers.sources.adapted import loaders_of, module_of, own_run_of, param_groups
+from batchscout.trainers.sources.adapted import loaders_of, module_of, own_run_of, param_groups, settings_of
 from batchscout.trainers.sources.lightning_fit import Fit, fit_of
 from batchscout.trainers.step.learning_rate import factor_at
 from tests.support.tiny import cpu_run
@@ -398,6 +398,44 @@ def test_a_schedule_that_cannot_be_foretold_is_told_and_not_guessed(kind: str, e
     found = said_of_kind(kind, epochs=epochs)
     assert "schedule" not in found.keys
     assert found.told[0].startswith(said)
+
+
+RETURNED: dict[str, Callable[[Any, Any], Any]] = {
+    "two lists": lambda optimizer, schedule: [[optimizer], [schedule]],
+    "a list and a dictionary": lambda optimizer, schedule: ([optimizer], schedule),
+    "a list and a schedule": lambda optimizer, schedule: ([optimizer], schedule["scheduler"]),
+    "a list of one dictionary": lambda optimizer, schedule: [{"optimizer": optimizer, "lr_scheduler": schedule}],
+}
+
+
+@pytest.mark.parametrize("form", RETURNED)
+def test_a_schedule_is_taken_in_each_form_in_which_lightning_takes_it(form: str) -> None:
+    class Returns(Module):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return RETURNED[form](optimizer, {"scheduler": StepLR(optimizer, 1, 0.5), "interval": "epoch"})
+
+    fit = fit_of((Returns(), loader(), loader(8), trainer(max_epochs=4)))
+    schedule = settings_of(fit, loader()).keys["schedule"]
+    assert {share: factor_at(schedule["factors"], share) for share in (0.1, 0.4, 0.9)} == pytest.approx(
+        {0.1: 1.0, 0.4: 0.5, 0.9: 0.125}, abs=0.03
+    )
+
+
+def test_schedules_that_set_one_rate_together_are_told_and_not_guessed() -> None:
+    class OfTwo(Module):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            return [optimizer], [
+                StepLR(optimizer, 1),
+                {"scheduler": CosineAnnealingLR(optimizer, 9), "interval": "step"},
+            ]
+
+    said = settings_of(fit_of((OfTwo(), loader(), loader(8), trainer(max_epochs=2))), loader())
+    assert ("schedule" in said.keys, said.keys["optimizer"]["lr"]) == (False, 0.1)
+    assert said.told[0].startswith(
+        "it has 2 schedules of one rate (StepLR, CosineAnnealingLR), and what they make of it"
+    )
 
 
 # Where there is none
