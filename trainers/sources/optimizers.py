@@ -64,8 +64,9 @@ def _kept_beside(optimizer: Optimizer, kwargs: Mapping[str, Any]) -> dict[str, A
     )
     if not found:
         return {}
+    make: Any = type(optimizer)
     try:
-        again = type(optimizer)(groups_of(optimizer), lr=rate_of(optimizer.param_groups[0]), **kwargs)
+        again = make(groups_of(optimizer), lr=rate_of(optimizer.param_groups[0]), **kwargs)
     except Exception:  # it cannot be made without them
         return found
     # Some set one themselves, and refuse it as an argument: AdamW8bit of bitsandbytes has optim_bits 8, where its signature has 32.

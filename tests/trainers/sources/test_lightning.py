@@ -189,7 +189,7 @@ def test_what_is_in_evaluation_mode_before_the_fit_stays_so_as_in_lightnings_own
 
 class ChecksItsPoints(Module):
     def configure_model(self) -> None:
-        self.first.grad_checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]  (as timm's models have it)
+        cast(Any, self.first).grad_checkpointing = True  # as timm's models have it
 
 
 def test_a_module_that_checkpoints_itself_does_not_in_a_study_and_that_is_told() -> None:

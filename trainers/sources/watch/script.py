@@ -77,12 +77,22 @@ def made(
     if isinstance(found, _Loop):
         return _loop(found, sums=sums, own_loss=own_loss)
     if is_transformers_trainer(found):
-        again = copy.copy(found)
-        again.model = copy.deepcopy(found.model)
-        return again
+        return _trainer_again(found)
     assert is_lightning_run(found)
     module = copy.deepcopy(found[0])
     return tuple(module if one is found[0] else one for one in found)
+
+
+def _trainer_again(trainer: Any) -> Any:
+    """Return the Trainer with a model of its own, and with the optimizer that it was given, if it was, over that model's parameters."""
+    again, copied = copy.copy(trainer), dict[int, Any]()
+    again.model = copy.deepcopy(trainer.model, copied)
+    if (given := trainer.optimizer) is not None:
+        again.optimizer = object.__new__(type(given))
+        groups = [{**group, "params": [copied.get(id(p), p) for p in group["params"]]} for group in given.param_groups]
+        # Not by copy: an optimizer copies nothing but its groups, its defaults and its state.
+        vars(again.optimizer).update(vars(given), param_groups=groups)
+    return again
 
 
 @functools.lru_cache(maxsize=1)

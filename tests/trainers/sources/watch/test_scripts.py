@@ -2108,6 +2108,20 @@ def test_a_trainer_of_transformers_is_taken_where_it_would_begin_to_train(folder
     assert not (folder / "out").exists()
 
 
+TWO_RATES = """optimizer = torch.optim.AdamW([
+    {"params": list(model.parameters())[:3], "lr": 1e-4}, {"params": list(model.parameters())[3:]}
+], lr=1e-3)
+trainer = Trainer(model, arguments, optimizers=(optimizer, None),"""
+
+
+def test_a_trainer_that_was_given_its_optimizer_trains_the_weights_of_each_run_in_its_groups(folder: Path) -> None:
+    pytest.importorskip("transformers")
+    model = model_of(watched(folder, TRAINER.replace("trainer = Trainer(model, arguments,", TWO_RATES)))
+    first, last = param_groups(model)
+    assert [id(p) for p in (*first["params"], *last["params"])] == [id(p) for p in model.parameters()]
+    assert (len(first["params"]), first["lr"], last["lr"]) == (3, 1e-4, 1e-3)
+
+
 ON_A_GPU = """
 from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode():
