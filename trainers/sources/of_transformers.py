@@ -137,6 +137,13 @@ def _told_of(trainer: Any) -> Iterable[str]:
     told = vars(trainer.args)
     if told.get("activation_checkpointing", told.get("gradient_checkpointing", False)):  # its two names
         yield OWN_CHECKPOINTING
+    if told.get("train_sampling_strategy") == "group_by_length" or told.get(
+        "group_by_length", False
+    ):  # as of now, and before
+        yield (
+            "group_by_length is left out: a study's batches have samples of any length, so they are padded more, and take more time and memory than its own; "
+            "micro_batch: {tokens: auto} cuts each step into micro-batches of about one length, where the samples tell their lengths"
+        )
     if getattr(trainer.args, "neftune_noise_alpha", None):
         yield f"a study trains without the noise of neftune_noise_alpha={trainer.args.neftune_noise_alpha:g}"
     if getattr(trainer.args, "predict_with_generate", False):

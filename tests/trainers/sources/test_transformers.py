@@ -225,6 +225,19 @@ def test_a_schedule_that_depends_on_the_loss_is_told_and_not_guessed() -> None:
     assert said.told[0].startswith("its schedule ReduceLROnPlateau follows the training")
 
 
+@pytest.mark.parametrize("strategy", ["group_by_length", "random"])
+def test_that_batches_are_padded_more_than_those_of_about_one_length_is_told(strategy: str) -> None:
+    known = arguments(train_sampling_strategy=strategy)
+    before = copy.copy(known)  # as older versions of the library have it
+    del before.train_sampling_strategy
+    before.group_by_length = strategy == "group_by_length"
+    for args in (known, before):
+        trainer = made()
+        trainer.args = args
+        told = [one for one in settings_of(trainer, None).told if "padded more" in one]
+        assert len(told) == (strategy == "group_by_length")
+
+
 def the_longest_first() -> Any:
     uneven = rows().map(lambda row, number: {"input_ids": row["input_ids"][: 2 + number % 3]}, with_indices=True)
     return made(train_dataset=uneven.remove_columns("labels"), data_collator=pads)
