@@ -32,6 +32,7 @@ from batchscout.trainers.sources.lightning_fit import FORMS, fit_of
 from batchscout.trainers.sources.of_transformers import OfTrainer
 from batchscout.trainers.sources.optimizers import rate_of
 from batchscout.trainers.sources.settings import Settings, num_samples_of
+from batchscout.trainers.sources.watch.batches import num_samples_in_source
 from batchscout.trainers.sources.watch.flags import flags_and_factors, options_typed
 from batchscout.trainers.sources.watch.loop import Loop, OfLoop
 from batchscout.trainers.sources.watch.script import WRITE_THE_LOSS, watched
@@ -108,8 +109,10 @@ def read(source: Source) -> Settings:
         )
         settings = replace(settings, told=(*settings.told, told))
     if source.library == "script":
-        groups = made.optimizer.param_groups if isinstance(made, Loop) else ()
-        kwargs = {**kwargs, **_flags(source, settings, groups, num_samples_of(whole_set))}
+        groups, size = (), num_samples_of(whole_set)
+        if isinstance(made, Loop):
+            groups, size = made.optimizer.param_groups, num_samples_in_source(made.batches.source)
+        kwargs = {**kwargs, **_flags(source, settings, groups, size)}
     if source.is_timed:  # the last: it may move the module
         timed_by = loss or (MeanLoss() if isinstance(made, Loop) else None)
         settings = replace(settings, sample_seconds=_sample_seconds(module, timed_by, train_set, settings))

@@ -134,6 +134,7 @@ def test_parts_of_a_set_stay_apart_within_batches(made: Callable[..., DataLoader
     assert validation_loader(train, [train, val], {"val_loader": val}) is val
     assert not draws_at_will(train)
     assert draws_at_will(made(RandomSampler(SAMPLES, replacement=True)))
+    assert num_samples_in_pass(made(RandomSampler(SAMPLES, num_samples=4))) == 4
 
 
 @pytest.mark.parametrize(

@@ -308,9 +308,9 @@ def draws_at_will(loader: DataLoader[Any]) -> bool:
 
 
 def num_samples_in_pass(loader: DataLoader[Any]) -> int | None:
-    """Return how many samples of its set a loader goes through; None of a stream."""
+    """Return how many samples a loader goes through in a pass; None of a stream."""
     sampler = sampler_of(loader)
-    return len(sampler) if isinstance(sampler, SubsetRandomSampler) else num_samples_of(loader.dataset)
+    return len(sampler) if isinstance(sampler, SubsetRandomSampler | RandomSampler) else num_samples_of(loader.dataset)
 
 
 def _each_once(loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -15,7 +15,7 @@ from batchscout.trainers.sources.held_out import every_tenth
 from batchscout.trainers.sources.optimizers import optimizer_keys
 from batchscout.trainers.sources.own_checkpointing import OWN_CHECKPOINTING, checkpoints_itself
 from batchscout.trainers.sources.schedules import take_rates, told_of_momentum
-from batchscout.trainers.sources.settings import Settings
+from batchscout.trainers.sources.settings import Settings, num_samples_of
 from batchscout.trainers.sources.watch.batches import (
     FromCall,
     FromLoader,
@@ -201,7 +201,10 @@ def _told(loop: Loop) -> Iterator[str]:
             f"no validation data were found, so the study chooses by {name}; a test score on it afterwards looks better than it is"
         )
     if isinstance(source, FromLoader) and draws_at_will(source.loader):
-        yield "its sampler draws some samples several times in a pass and others not at all; a study takes each once"
+        yield (
+            f"its sampler draws {num_samples_in_pass(source.loader):,} samples out of {num_samples_of(source.loader.dataset):,} for a pass, some of them "
+            "perhaps several times; a study takes each of its set once before any comes again"
+        )
     if isinstance(source, FromCall):
         yield f"its batches come from {source.text}: their rows are the samples"
         if source.validation is None:

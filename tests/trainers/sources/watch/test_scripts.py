@@ -286,6 +286,19 @@ def test_a_cycle_of_a_loader_that_drops_its_last_batch_is_followed(folder: Path)
     assert ours == pytest.approx(rates, abs=0.006), "its steps are told by samples, of which it leaves some out"
 
 
+@pytest.mark.parametrize("drawn", ["num_samples=18", "replacement=True, num_samples=18"])
+def test_a_pass_is_as_many_samples_as_its_sampler_draws(folder: Path, drawn: str) -> None:
+    loader = f"DataLoader(TensorDataset(X, Y), 6, sampler=torch.utils.data.RandomSampler(X, {drawn}))"
+    text = f"train_loader = {loader}\n" + CALLED.format_map(
+        NOWHERE | {"made": "StepLR(optimizer, 1, 0.5)", "after_pass": "schedule.step()"}
+    )
+    loop = watched(folder, text)
+    assert follows(loop, text)
+    assert settings_of(loop, None).in_steps is False
+    assert "draws 18 samples out of 60 for a pass" in settings_of(loop, None).told[0]
+    assert len(sets_of(loop)[0].dataset) == 60
+
+
 def test_a_schedule_of_passes_goes_down_with_their_last_batch_which_is_smaller(folder: Path) -> None:
     text = "train_loader = DataLoader(TensorDataset(X, Y), batch_size=7, shuffle=True)\n" + CALLED.format_map(
         NOWHERE | {"made": "StepLR(optimizer, 1, 0.5)", "after_pass": "schedule.step()"}
