@@ -333,6 +333,10 @@ class _Observer:
         """The numbers and words that a module had after its last call, by its id."""
         self._weights: dict[nn.Parameter, tuple[str, str]] = {}
         """As the last step left them."""
+        self._untrained: dict[nn.Parameter, tuple[nn.Module, tuple[str, str]]] = {}
+        """Parameters that no optimizer has, with the part that they are of, and as the last step left them."""
+        self._moved, self._run = set[int](), set[int]()
+        """The ids of the parts whose untrained parameters are others since the last step, and of those that were called since."""
         self._scaled_by = 1.0
         self._in_step: RandomState | None = None
         self._fetched: deque[Fetched] = deque(maxlen=BATCHES_KEPT)
@@ -426,6 +430,7 @@ class _Observer:
     def _called(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             self._end_where_all_is_seen()
+            self._run.add(id(module))
             is_outermost = self._depth == 0 and torch.is_grad_enabled() and module.training
             if is_outermost:
                 self._before_forward(module, args, kwargs)
@@ -452,6 +457,8 @@ class _Observer:
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self._in_step is None:
             self._in_step = RandomState.now()
+            # What a forward moves itself, as a codebook, it does in a study, too.
+            self._moved = {id(part) for p, (part, sums) in self._untrained.items() if _sums(p) != sums}
         kind = next(module.parameters(), torch.empty(0)).device.type
         if torch.is_autocast_enabled(kind):
             self.seen.autocast = torch.get_autocast_dtype(kind)
@@ -548,16 +555,25 @@ class _Observer:
         if self._norm is not None and self._scaled_by == 1:
             changed = not math.isclose(self._gradient_norm(), self._norm, rel_tol=1e-5, abs_tol=1e-12)
         places = frozenset(self._backed_from)
-        by_hand = any(_sums(p) != sums for p, sums in self._weights.items())
+        # An average that the loss does not read may lie in the same module: what it is is not called.
+        by_hand = bool(self._moved & self._run) or any(_sums(p) != sums for p, sums in self._weights.items())
         calls = {id(one): _num_calls(one) for one in self.seen.schedulers}
         step = Step(optimizer, _rates(optimizer), self._num_backwards, places, changed, by_hand, calls)
         self.seen.steps.append(step)
         self._num_backwards, self._norm, self._in_step = 0, None, None
         self._backed_from.clear()
+        self._run.clear()
         self._end_where_all_is_seen()
 
     def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._weights |= {p: _sums(p) for group in optimizer.param_groups for p in group["params"]}
+        trained = parameters_of(*self.optimizers)
+        own = (
+            (part, p) for parts in self.seen.parts.values() for part in parts for p in part.parameters(recurse=False)
+        )
+        self._untrained = {
+            p: (part, _sums(p)) for part, p in own if id(p) not in trained and p.dtype is torch.float32
+        }  # of another type they are refused, or are no numbers to average
 
     def _is_of_the_same_step(self, optimizer: Optimizer) -> bool:
         """True of another optimizer of the same class, which takes the same gradient to other weights."""

@@ -1349,6 +1349,21 @@ def test_an_optimizer_of_a_module_beside_the_script_is_found_by_its_name(folder:
     assert resolve(target).__name__ == "Signs"
 
 
+SIAMESE = """
+        import copy
+        class Siamese(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.online, self.predict, self.target = net, nn.Linear(3, 3), copy.deepcopy(net)
+            def forward(self, x, y=None):
+                with torch.no_grad(): aim = F.one_hot(y, 3).float() if y is not None else self.target(x)
+                return F.mse_loss(self.predict(self.online(x)), aim)
+            @torch.no_grad()
+            def move(self):
+                for p, q in zip(self.target.parameters(), self.online.parameters()): p.lerp_(q, 0.1)
+        model = Siamese()
+        optimizer = torch.optim.Adam([*model.online.parameters(), *model.predict.parameters()])
+"""
 REFUSED = {
     "move it into a module of its own": OWN_OPTIMIZER + WITH_SIGNS,
     "two optimizers take turns": """
@@ -1553,6 +1568,11 @@ REFUSED = {
             optimizer.zero_grad(); F.cross_entropy(net(x), y).backward(); optimizer.step()
             with torch.no_grad():
                 for a, p in zip(slow, net.parameters()): p.copy_(a.lerp_(p, 0.5))
+    """,
+    "weights that are averaged or copied": f"""{SIAMESE}
+        for x, y in train_loader:
+            optimizer.zero_grad(); model(x).backward(); optimizer.step()
+            model.move()
     """,
     "it sets Tempered.tau from one step to the next": """
         class Tempered(nn.Module):
@@ -1991,6 +2011,32 @@ def test_a_copy_of_a_run_computes_with_weights_of_its_own(folder: Path) -> None:
 def test_what_is_no_study_is_refused_with_its_reason(folder: Path, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         watched(folder, REFUSED[reason])
+
+
+def test_an_average_within_the_model_that_the_loss_does_not_read_is_no_change_by_hand(folder: Path) -> None:
+    text = f"""{SIAMESE}
+        for x, y in train_loader:
+            optimizer.zero_grad(); model(x, y).backward(); optimizer.step()
+            model.move()
+    """
+    assert keys_of(watched(folder, text))["run_samples"] == 60
+
+
+def test_a_part_that_a_forward_moves_itself_is_no_change_by_hand(folder: Path) -> None:
+    text = """
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net, self.mean = net, nn.Parameter(torch.zeros(8), requires_grad=False)
+            def forward(self, x):
+                if self.training: self.mean.data.lerp_(x.mean(0), 1e-4)
+                return self.net(x - self.mean)
+        model = Scaled()
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+        for x, y in train_loader:
+            optimizer.zero_grad(); F.cross_entropy(model(x), y).backward(); optimizer.step()
+    """
+    assert keys_of(watched(folder, text))["run_samples"] == 60
 
 
 HIDDEN = """
