@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
-from batchscout.trainers.sources.watch.batches import FromLoader
+from batchscout.trainers.sources.watch.batches import FromLoader, within
 from batchscout.trainers.sources.watch.by_hand import function_of
 from batchscout.trainers.sources.watch.handed import arguments_of, changed_by, given, handed_on, reads_a_change
 from batchscout.trainers.sources.watch.length import rounds_of
 from batchscout.trainers.sources.watch.loop import Loop as Watched
 from batchscout.trainers.sources.watch.observer import Place, Seen, unwrapped, value_of
 from batchscout.trainers.sources.watch.statements import (
+    Level,
     Loop,
     assigned,
     assigned_in,
@@ -35,8 +37,8 @@ from batchscout.trainers.user_code import is_librarys
 
 _LONGEST = 60
 """Of a statement that is quoted."""
-_OF_THE_ORDER = ("set_epoch", "shuffle")
-"""Methods of data after which the order is another, as it is in each pass of a study."""
+_OF_THE_ORDER = ("set_epoch", "epoch", "shuffle")
+"""What is called, or set, of data for another order, as they have in each pass of a study."""
 
 
 def _quoted(node: ast.stmt | ast.expr, place: Place) -> str:
@@ -152,8 +154,8 @@ class _Code:
 
 
 def changes_later(watched: Watched) -> list[str]:
-    """Return the statements by which a script changes later in its run what a study keeps: they freeze or release weights, or make the optimizer, the loss, a
-    number of the model or the data anew."""
+    """Return the statements by which a script changes later in its run what a study keeps: they freeze or release weights, make the optimizer, the loss, a
+    number of the model or the data anew, or train on others."""
     seen, told = watched.seen, dict[str, None]()
     is_within = is_of_batches = False
     known = {levels_of(parsed(one.file), one.position)[0].owner for one in seen.backward.places}
@@ -163,6 +165,7 @@ def changes_later(watched: Watched) -> list[str]:
         code = _Code(place, frozenset(handed_on(place, seen) | changed_by(loops, place)), is_of_batches)
         is_within |= bool(loops)
         is_of_batches |= seen.backward.all_loops[:1] == loops[:1]
+        told |= {_quoted(loop, place): None for loop in loops if _goes_through_loaders(loop, place, watched)}
         for node, inside in _changes(bodies, code, watched, known):
             told[_quoted(node, inside.place)] = None
     return [*told]
@@ -173,7 +176,7 @@ def _changes(
 ) -> Iterator[tuple[ast.stmt, _Code]]:
     """Yield the statements that change what a study keeps, with where they are. known: the functions that were looked into."""
     for one in statements:
-        if _is_a_change(one, code, watched):
+        if _is_a_change(one, code, watched) or _trains_on_others(one, code, watched):
             yield one, code
         for call in _own_calls(one):
             if (entered := _entered(call, code.place, known)) is not None:
@@ -228,15 +231,16 @@ def _is_a_change(one: ast.stmt, code: _Code, watched: Watched) -> bool:
         case ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=value):
             return _is_made_anew(target, value, code, watched)
         case ast.AugAssign(target=ast.Attribute() as target):
-            return not code.is_of_batches and _is_of_model(target, code, watched.seen)
+            return not code.is_of_batches and (
+                _is_of_model(target, code, watched.seen) or _is_of_data(target, code, watched)
+            )
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="requires_grad_"))):
             return code.is_late and _is_trained(owner, code, watched.seen)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="add_param_group"))):
             return any(value_of(owner, code.place) is optimizer for optimizer in watched.seen.optimizers)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=method))):
-            source = watched.batches.source
-            is_data = isinstance(source, FromLoader) and value_of(owner, code.place) is source.loader.dataset
-            return is_data and not code.is_of_batches and method not in _OF_THE_ORDER
+            is_data = not code.is_of_batches and _is_data(value_of(owner, code.place), watched)
+            return is_data and method not in _OF_THE_ORDER
         case _:
             return False
 
@@ -249,8 +253,15 @@ def _is_made_anew(target: ast.Name | ast.Attribute, value: ast.expr, code: _Code
         return isinstance(value, ast.Call) and not lines & {
             *range(value.lineno, (value.end_lineno or value.lineno) + 1)
         }
+    if isinstance(target, ast.Attribute) and code.is_late and _is_of_data(target, code, watched):
+        return True
+    is_data = isinstance(before, DataLoader | Dataset) and _is_data(before, watched)
+    if is_data and not code.is_of_batches and needed([], value)[1] & code.changes and _always_trains(_run(seen), seen):
+        return True
     if code.is_of_batches or not reads_a_change(value, place, {*code.changes}):
         return False
+    if is_data or (isinstance(target, ast.Attribute) and _is_of_data(target, code, watched)):
+        return True
     if isinstance(target, ast.Attribute) and _is_of_model(target, code, seen):
         return True
     if isinstance(before, float):
@@ -258,6 +269,72 @@ def _is_made_anew(target: ast.Name | ast.Attribute, value: ast.expr, code: _Code
     inputs = watched.loss.code.inputs if watched.loss is not None else ()
     of_loss = any(before is watched.place.get(name) for name in inputs)
     return of_loss and callable(before) and not _is_part(before, seen)
+
+
+def _is_data(value: object, watched: Watched) -> bool:
+    """True of the set that is trained on, and of its loader, but not of what is around that: a bar that is drawn has the number of the pass."""
+    source = watched.batches.source
+    if not isinstance(source, FromLoader):
+        return False
+    return value is source.loader.dataset or (isinstance(value, DataLoader) and within(value) is source.loader)
+
+
+def _is_of_data(target: ast.Attribute, code: _Code, watched: Watched) -> bool:
+    return target.attr not in _OF_THE_ORDER and _is_data(value_of(target.value, code.place), watched)
+
+
+def _goes_through_loaders(loop: Loop, place: Place, watched: Watched) -> bool:
+    """True of a loop that trains on several loaders, one after the other."""
+    if not isinstance(loop, ast.For) or not any(
+        isinstance(place.get(one), DataLoader) and _is_data(place.get(one), watched) for one in targets_of(loop)
+    ):
+        return False
+    of_one = value_of(loop.iter, place)
+    is_once = rounds_of(loop, place, None) == 1 or (isinstance(of_one, list | tuple) and len(of_one) == 1)
+    return not is_once and _always_trains(loop, watched.seen)
+
+
+def _trains_on_others(one: ast.stmt, code: _Code, watched: Watched) -> bool:
+    """True of a call of a function of the run with another loader."""
+    if not code.is_sure or not isinstance(watched.batches.source, FromLoader):
+        return False
+    for call in _own_calls(one):
+        values = [value_of(part, code.place) for part in (*call.args, *(word.value for word in call.keywords))]
+        loaders = [part for part in values if isinstance(part, DataLoader)]
+        if loaders and not any(_is_data(part, watched) for part in loaders):
+            called = getattr(value_of(call.func, code.place), "__code__", None)
+            function = called and function_of(called)
+            if function is not None and _always_trains(function, watched.seen):
+                return True
+    return False
+
+
+def _run(seen: Seen) -> Loop:
+    """Return the outermost loop of the run."""
+    return [loop for place in seen.backward.places for loop in seen.loops_of(place)][-1]
+
+
+def _always_trains(owner: ast.AST, seen: Seen) -> bool:
+    """True if nothing is asked on the way from a loop or a function of the run to backward: else some of its rounds or calls may validate, as those of
+    `for phase, loader in loaders.items()`."""
+    for place in seen.backward.places:
+        levels = levels_of(parsed(place.file), place.position)
+        first = next((n for n, one in enumerate(levels) if one.owner is owner), None)
+        if any(map(_is_asked, levels[first or 0 :])):
+            return False
+        if first is not None:
+            return True
+    return False
+
+
+def _is_asked(level: Level) -> bool:
+    """True if a body may leave out the statement that leads to backward."""
+    way = level.statement
+    leaves = (node for one in level.body[: level.place] for node in (one, *walk_own(one)))
+    return any(isinstance(one, ast.Continue | ast.Return) for one in leaves) or (
+        isinstance(way, ast.If)
+        and not all("backward(" in ast.unparse(ast.Module(part, [])) for part in (way.body, way.orelse))
+    )
 
 
 def _read_by_loss(watched: Watched) -> set[tuple[object, str]]:

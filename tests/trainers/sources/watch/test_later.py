@@ -378,6 +378,162 @@ def test_a_number_that_functions_of_the_loss_read_is_told_where_a_later_pass_has
     assert "beta = min(1.0, epoch / 10)` in line" in told(watched(folder, text), "later in its run")[0]
 
 
+OTHER_DATA = {
+    "train_loader = loader_of((epoch + 1) / 5)": """
+        def loader_of(share):
+            return DataLoader(TensorDataset(X[: int(share * 60)], Y[: int(share * 60)]), batch_size=6, shuffle=True)
+        for epoch in range(5):
+            train_loader = loader_of((epoch + 1) / 5)
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+    """,
+    "train_set = read(name)": """
+        def read(name): return TensorDataset(X, Y)
+        for epoch in range(5):
+            for name in ["first.pt", "second.pt"]:
+                train_set = read(name)
+                train_loader = DataLoader(train_set, batch_size=6, shuffle=True)
+                for x, y in train_loader:
+                    loss = F.cross_entropy(net(x), y)
+                    STEP
+    """,
+    "for loader in [train_loader, other_loader]:": """
+        def train(loader):
+            for x, y in loader:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+        for epoch in range(5):
+            for loader in [train_loader, other_loader]: train(loader)
+    """,
+    "train(other_loader)": """
+        def train(loader):
+            for x, y in loader:
+                loss = F.cross_entropy(net(x), y)
+                if x.is_cuda:
+                    optimizer.zero_grad(); loss.backward()
+                else:
+                    optimizer.zero_grad(); loss.backward()
+                optimizer.step()
+        for epoch in range(5):
+            train(train_loader)
+            train(other_loader)
+    """,
+    "train_loader.dataset.noise = 0.1 * epoch": """
+        for epoch in range(5):
+            train_loader.dataset.noise = 0.1 * epoch
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+    """,
+    "train_set.noise = 0.0": """
+        train_set = train_loader.dataset
+        for epoch in range(5):
+            if epoch == 3: train_set.noise = 0.0
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+    """,
+}
+
+
+@pytest.mark.parametrize("statement", OTHER_DATA)
+def test_that_later_rounds_have_other_data_is_told(folder: Path, statement: str) -> None:
+    head = "other_loader, optimizer = DataLoader(TensorDataset(X, Y), 6), torch.optim.Adam(net.parameters())\n"
+    found = told(watched(folder, head + filled(OTHER_DATA[statement])), "later in its run")
+    assert len(found) == 1
+    assert f": `{statement}` in line" in found[0]
+    assert found[0].count(" of train.py") == 1
+
+
+SAME_DATA = {
+    "a bar around it": """
+        for epoch in range(5):
+            bar = Bar(train_loader, f"epoch {epoch}")
+            for x, y in bar:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+    """,
+    "phases by name": """
+        phases = ["train", "val"]
+        for epoch in range(5):
+            for phase in phases:
+                loader = {"train": train_loader, "val": val_loader}[phase]
+                for x, y in loader:
+                    loss = F.cross_entropy(net(x), y)
+                    if phase == "train":
+                        STEP
+    """,
+    "phases with their loaders": """
+        for epoch in range(5):
+            for phase, loader in {"train": train_loader, "val": val_loader}.items():
+                for x, y in loader:
+                    loss = F.cross_entropy(net(x), y)
+                    if phase != "train": continue
+                    STEP
+    """,
+    "a function for both": """
+        def run(loader, optimizer=None):
+            for x, y in loader:
+                loss = F.cross_entropy(net(x), y)
+                if optimizer is not None:
+                    STEP
+        for epoch in range(5):
+            run(train_loader, optimizer)
+            run(val_loader)
+    """,
+    "a loop over both": """
+        def step(loss, trains):
+            if not trains: return
+            STEP
+        def run(loader, trains):
+            for x, y in loader:
+                loss = F.cross_entropy(net(x), y)
+                step(loss, trains)
+        for epoch in range(5):
+            for loader, trains in [(train_loader, True), (val_loader, False)]: run(loader, trains)
+    """,
+    "made alike for each pass": """
+        for epoch in range(5):
+            train_loader = DataLoader(TensorDataset(X, Y), batch_size=6, shuffle=True)
+            train_loader.dataset.epoch = epoch
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+    """,
+    "a list of one": """
+        loaders = [train_loader]
+        for epoch in range(5):
+            for loader in loaders:
+                for x, y in loader:
+                    loss = F.cross_entropy(net(x), y)
+                    STEP
+    """,
+    "a validation of its own": """
+        def validate(loader): return sum(F.cross_entropy(net(x), y).item() for x, y in loader)
+        def train(loader, validation):
+            for x, y in loader:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+            validate(validation)
+        for epoch in range(5):
+            train(train_loader, val_loader)
+            validate(val_loader)
+    """,
+}
+
+
+@pytest.mark.parametrize("form", SAME_DATA)
+def test_of_rounds_that_train_on_the_same_data_nothing_is_told(folder: Path, form: str) -> None:
+    head = """
+optimizer = torch.optim.Adam(net.parameters())
+class Bar:
+    def __init__(self, iterable, text): self.iterable, self.text = iterable, text
+    def __iter__(self): return iter(self.iterable)
+"""
+    assert told(watched(folder, head + filled(SAME_DATA[form])), "later in its run") == []
+
+
 @pytest.mark.parametrize(
     "changed",
     [
