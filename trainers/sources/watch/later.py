@@ -231,9 +231,7 @@ def _is_a_change(one: ast.stmt, code: _Code, watched: Watched) -> bool:
         case ast.Assign(targets=[ast.Name() | ast.Attribute() as target], value=value):
             return _is_made_anew(target, value, code, watched)
         case ast.AugAssign(target=ast.Attribute() as target):
-            return not code.is_of_batches and (
-                _is_of_model(target, code, watched.seen) or _is_of_data(target, code, watched)
-            )
+            return _is_kept(target, code, watched)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="requires_grad_"))):
             return code.is_late and _is_trained(owner, code, watched.seen)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr="add_param_group"))):
@@ -253,22 +251,39 @@ def _is_made_anew(target: ast.Name | ast.Attribute, value: ast.expr, code: _Code
         return isinstance(value, ast.Call) and not lines & {
             *range(value.lineno, (value.end_lineno or value.lineno) + 1)
         }
-    if isinstance(target, ast.Attribute) and code.is_late and _is_of_data(target, code, watched):
+    reads_itself = isinstance(before, int | float) and ast.unparse(target) in needed([], value)[1]
+    is_another = reads_itself or reads_a_change(value, place, {*code.changes})
+    if isinstance(target, ast.Attribute) and (is_another or code.is_late) and _is_kept(target, code, watched):
         return True
     is_data = isinstance(before, DataLoader | Dataset) and _is_data(before, watched)
     if is_data and not code.is_of_batches and needed([], value)[1] & code.changes and _always_trains(_run(seen), seen):
         return True
-    if code.is_of_batches or not reads_a_change(value, place, {*code.changes}):
+    if code.is_of_batches or not is_another:
         return False
-    if is_data or (isinstance(target, ast.Attribute) and _is_of_data(target, code, watched)):
-        return True
-    if isinstance(target, ast.Attribute) and _is_of_model(target, code, seen):
-        return True
     if isinstance(before, float):
         return _key(target, place) in _read_by_loss(watched)
+    return is_data or _is_called(before, watched)
+
+
+def _is_kept(target: ast.Attribute, code: _Code, watched: Watched) -> bool:
+    """True of an attribute of the data, of one of the model or of what the loss calls that code of its class reads, as `current` of an annealer whose `step` adds
+    to it, and of a number that functions of the loss read. Of batches, two steps show what changes."""
+    if code.is_of_batches:
+        return False
+    owner = value_of(target.value, code.place)
+    is_number = isinstance(code.place.get(ast.unparse(target)), float)
+    return (
+        (_is_data(owner, watched) and target.attr not in _OF_THE_ORDER)
+        or ((_is_part(owner, watched.seen) or _is_called(owner, watched)) and _is_read(target.attr, owner))
+        or (is_number and _key(target, code.place) in _read_by_loss(watched))
+    )
+
+
+def _is_called(value: object, watched: Watched) -> bool:
+    """True of what the loss calls, but the model: a criterion, or an object that weighs its terms."""
     inputs = watched.loss.code.inputs if watched.loss is not None else ()
-    of_loss = any(before is watched.place.get(name) for name in inputs)
-    return of_loss and callable(before) and not _is_part(before, seen)
+    is_input = any(value is watched.place.get(name) for name in inputs)
+    return is_input and callable(value) and not _is_part(value, watched.seen)
 
 
 def _is_data(value: object, watched: Watched) -> bool:
@@ -277,10 +292,6 @@ def _is_data(value: object, watched: Watched) -> bool:
     if not isinstance(source, FromLoader):
         return False
     return value is source.loader.dataset or (isinstance(value, DataLoader) and within(value) is source.loader)
-
-
-def _is_of_data(target: ast.Attribute, code: _Code, watched: Watched) -> bool:
-    return target.attr not in _OF_THE_ORDER and _is_data(value_of(target.value, code.place), watched)
 
 
 def _goes_through_loaders(loop: Loop, place: Place, watched: Watched) -> bool:
@@ -347,8 +358,8 @@ def _read_by_loss(watched: Watched) -> set[tuple[object, str]]:
         for node in (inner for one in nodes for inner in ast.walk(one)):
             if isinstance(node, ast.Call) and (entered := _entered(node, place, known)) is not None:
                 pending.append(([*entered[0].body], entered[1]))
-            if isinstance(node, ast.Name | ast.Attribute) and (key := _key(node, place)) is not None:
-                found.add(key)
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found |= {key for key in [_key(node, place)] if key is not None}
     return found
 
 
@@ -370,11 +381,10 @@ def _is_part(value: object, seen: Seen) -> bool:
     return isinstance(value, nn.Module) and id(unwrapped(value)) in own
 
 
-def _is_of_model(target: ast.Attribute, code: _Code, seen: Seen) -> bool:
-    """True of an attribute of the model that code of its class reads."""
-    owner = value_of(target.value, code.place)
-    nodes = _nodes_of_class(type(unwrapped(owner))) if _is_part(owner, seen) else []
-    return any(one.attr == target.attr and isinstance(one.ctx, ast.Load) for one in nodes)
+def _is_read(attribute: str, owner: Any) -> bool:
+    """True of an attribute that code of the owner's class reads."""
+    nodes = _nodes_of_class(type(unwrapped(owner)))
+    return any(one.attr == attribute and isinstance(one.ctx, ast.Load) for one in nodes)
 
 
 def _nodes_of_class(kind: type) -> list[ast.Attribute]:

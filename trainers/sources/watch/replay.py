@@ -9,7 +9,7 @@ import copy
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -39,12 +39,14 @@ from batchscout.trainers.sources.watch.handed import is_of_numbers
 from batchscout.trainers.sources.watch.observer import Backward, Enough, Place, RandomState, Seen, unwrapped, value_of
 from batchscout.trainers.sources.watch.statements import (
     LossCode,
+    levels_of,
     loss_codes,
     may_be_made_first,
     needed,
     parsed,
     reads_of,
     targets_of,
+    walk_own,
 )
 
 SAME = 1e-5
@@ -242,7 +244,7 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
     """Return what a loss reads that is another in every batch and does not come from it: a study would keep it as it was in the first;
     None where there is nothing."""
     counted = {name for one in bound.begin for name in _given_a_number(one)}
-    kept, _, read = _batched(code, bound)
+    kept, loss, read = _batched(code, bound)
     if (call := fetches(kept, place)) is not None:
         return _Frozen(
             f"its loss fetches a batch besides its own ({call}), and a study trains on the samples of one loader; let one give all, of a data "
@@ -258,19 +260,51 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
         is_another = name in changes or root in changes or ("." not in name and is_another_later(name, place, seen))
         if is_plain and (name in counted or (root not in bound.names and is_another)):
             found = _Frozen(
-                f"its loss reads {name}, which is another in later batches and does not come from the batch, and a study would keep it as it was in "
-                "the first; compute it from the batch, or let a DataLoader give it",
+                _ANOTHER.format(name=name),
                 is_state=name in code.changed and isinstance(value, Tensor) and value.is_floating_point(),
             )
             if not isinstance(value, int) or isinstance(value, bool):
                 return found
             counters[name] = found
+    if (key := _set_by_key([*kept, ast.Expr(loss)], place, bound, seen)) is not None:
+        return _Frozen(_ANOTHER.format(name=key))
     if (twin := _twin(read, place, seen)) is not None:
         return _Frozen(
             f"its loss reads {twin}, a module of the same shape as the one that is trained, as an average of its weights or a teacher is: a study "
             "would keep it as it was"
         )
     return next((replace(one, counters=tuple(counters)) for one in counters.values()), None)
+
+
+_ANOTHER = (
+    "its loss reads {name}, which is another in later batches and does not come from the batch, and a study would keep it as it was in the first; "
+    "compute it from the batch, or let a DataLoader give it"
+)
+
+
+def _set_by_key(statements: Sequence[ast.stmt], place: Place, bound: Bound, seen: Seen) -> str | None:
+    """Return what these read of a dictionary or list, as `weights["kl"]`, where it is a number that loops, or the functions that they call on the way, set anew
+    of what changes; None where there is nothing. What these set first themselves is not meant."""
+    nodes = [node for one in statements for node in (one, *walk_own(one))]
+    own = {ast.unparse(target) for one in nodes if isinstance(one, ast.Assign) for target in one.targets}
+    by_key = [one for one in nodes if isinstance(one, ast.Subscript) and isinstance(value_of(one, place), int | float)]
+    read = {ast.unparse(one) for one in by_key if not needed([], one)[1] & bound.names}
+    is_within = False
+    for at in reversed(seen.backward.places):
+        loops, changes = seen.loops_of(at), changing_at(at, seen)
+        bodies = [levels_of(parsed(at.file), at.position)[0].owner] if is_within else loops[-1:]
+        for one in (inner for body in bodies for inner in walk_own(body)):
+            match one:
+                case ast.AugAssign(target=ast.Subscript() as target):
+                    is_another = True
+                case ast.Assign(targets=[ast.Subscript() as target], value=value):
+                    is_another = bool(needed([], value)[1] & changes) and ast.unparse(target) not in own
+                case _:
+                    continue
+            if is_another and ast.unparse(target) in read:
+                return ast.unparse(target)
+        is_within |= bool(loops)
+    return None
 
 
 def _is_accumulation(name: str, value: Any, seen: Seen) -> bool:

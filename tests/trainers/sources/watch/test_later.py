@@ -86,6 +86,23 @@ WEIGHTED_LATER = {
                     STEP
         Trainer().fit()
     """,
+    "what a dictionary has": """
+        weights = {"kind": "ce", "beta": 0.0}
+        for epoch in range(50):
+            weights["beta"] = min(1.0, epoch / 10)
+            for x, y in train_loader:
+                loss = F.cross_entropy(net(x), y) + weights["beta"] * net(x).pow(2).mean()
+                STEP
+    """,
+    "what a list has, in a function": """
+        betas = [0.0, 1.0]
+        def train(epoch):
+            betas[0] += 0.1
+            for x, y in train_loader:
+                loss = betas[1] * F.cross_entropy(net(x), y) + betas[0] * net(x).pow(2).mean()
+                STEP
+        for epoch in range(50): train(epoch)
+    """,
     "an attribute that its function counts": """
         class Trainer:
             def __init__(self): self.passes = 0
@@ -145,6 +162,17 @@ HANDED_ON = {
                 STEP
                 print(shown, loss.item())
         for epoch in range(5): train(epoch)
+    """,
+    "what a dictionary has, beside what changes": """
+        state = {"beta": 0.5, "epoch": 0, "norm": 1.0, "kind": "ce"}
+        for epoch in range(5):
+            state["epoch"], state["kind"] = epoch, "ce"
+            state["beta"] = 0.5
+            for x, y in train_loader:
+                out = net(x)
+                state["norm"] = x.size(1)
+                loss = F.cross_entropy(out, y) + state["beta"] * out.pow(2).mean() / state["norm"]
+                STEP
     """,
     "made of each batch alike": """
         def step(x, y, mask, width):
@@ -332,6 +360,8 @@ NOT_AT_ALL = {"before": "pass", "by_batch": "pass", "after": "pass"}
         {"before": "criterion = Loss(weights[epoch])"},
         {"before": "model.tau = 1.0 / (1 + epoch)"},
         {"before": "model.at(epoch)"},
+        {"before": "if epoch == 3: model.tau = 0.5"},
+        {"after": "criterion.weight = criterion.weight * 0.9"},
         {"after": "train_set.draw_again()"},
         {"after": "train_loader.dataset.draw_again()"},
         {"by_batch": "if number == 5 and epoch > 1: optimizer.add_param_group({'params': others.parameters()})"},
@@ -368,6 +398,84 @@ READ_BY_THE_LOSS = {
         Trainer().fit()
     """,
 }
+
+
+WEIGHED_BY_AN_OBJECT = {
+    "self.passes += 1": """
+        class Annealer:
+            def __init__(self): self.passes = 0
+            def __call__(self, term): return term * min(1.0, self.passes / 3)
+            def step(self): self.passes += 1
+        annealer = Annealer()
+        for epoch in range(5):
+            for x, y in train_loader:
+                out = net(x)
+                loss = F.cross_entropy(out, y) + annealer(out.pow(2).mean())
+                STEP
+            annealer.step()
+    """,
+    "self.steps += 1": """
+        class Annealed(nn.Module):
+            def __init__(self): super().__init__(); self.steps = 0
+            def forward(self, out, y): return F.cross_entropy(out, y) + min(1.0, self.steps / 30) * out.pow(2).mean()
+            def step(self): self.steps += 1
+        annealed = Annealed()
+        for epoch in range(5):
+            for x, y in train_loader:
+                loss = annealed(net(x), y)
+                STEP
+            annealed.step()
+    """,
+    "self.value = min(1.0, self.value + 0.3)": """
+        class Beta:
+            def __init__(self): self.value = 0.0
+            def step(self): self.value = min(1.0, self.value + 0.3)
+        beta = Beta()
+        for epoch in range(5):
+            for x, y in train_loader:
+                out = net(x)
+                loss = F.cross_entropy(out, y) + beta.value * out.pow(2).mean()
+                STEP
+            beta.step()
+    """,
+}
+
+
+@pytest.mark.parametrize("statement", WEIGHED_BY_AN_OBJECT)
+def test_that_what_weighs_a_term_of_the_loss_becomes_another_is_told(folder: Path, statement: str) -> None:
+    text = f"optimizer = torch.optim.Adam(net.parameters())\n{filled(WEIGHED_BY_AN_OBJECT[statement])}"
+    found = told(watched(folder, text), "later in its run")
+    assert len(found) == 1
+    assert f": `{statement}` in line" in found[0]
+    assert found[0].count(" of train.py") == 1
+
+
+def test_what_a_trainer_counts_and_sums_up_beside_its_loss_is_not_told(folder: Path) -> None:
+    text = """
+        class Loss:
+            def __init__(self): self.calls, self.shown = 0, 0
+            def __call__(self, out, y): self.calls += 1; return F.cross_entropy(out, y)
+            def show(self): self.shown += 1
+        class Trainer:
+            def __init__(self): self.epoch, self.total, self.best, self.loss = 0, 0.0, 9.0, Loss()
+            def fit(self):
+                for _ in range(5): self.train()
+            def train(self):
+                for x, y in train_loader:
+                    loss = self.loss_of(x, y)
+                    STEP
+                    self.total = self.total + loss.item()
+                self.loss.show()
+                self.best = min(self.best, self.total)
+                self.epoch += 1
+            def loss_of(self, x, y):
+                if self.epoch % 2 == 0: self.shown = self.epoch
+                self.total += 1.0
+                return self.loss(net(x), y)
+        optimizer = torch.optim.Adam(net.parameters())
+        Trainer().fit()
+    """
+    assert told(watched(folder, filled(text)), "later in its run") == []
 
 
 @pytest.mark.parametrize("form", READ_BY_THE_LOSS)
