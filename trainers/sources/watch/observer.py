@@ -237,6 +237,8 @@ class Seen:
     clipped_values: bool = False
     clipped_otherwise: bool = False
     """By another norm than the 2-norm, or that of a part of the gradient."""
+    clipped_times: float = 1.0
+    """What a GradScaler had multiplied the gradient by when its norm was clipped; 1 where it had been divided by that again."""
     other_optimizers: list[Optimizer] = field(default_factory=list)
     """Made, and not stepped."""
     modes: dict[int, list[bool]] = field(default_factory=dict)
@@ -337,7 +339,8 @@ class _Observer:
         """Parameters that no optimizer has, with the part that they are of, and as the last step left them."""
         self._moved, self._run = set[int](), set[int]()
         """The ids of the parts whose untrained parameters are others since the last step, and of those that were called since."""
-        self._scaled_by = 1.0
+        self._scaled_by = self._times = 1.0
+        """A GradScaler's factor in the loss, and in the gradient, which it is taken out of again."""
         self._in_step: RandomState | None = None
         self._fetched: deque[Fetched] = deque(maxlen=BATCHES_KEPT)
         self._given: tuple[Any, ...] | None = None
@@ -358,6 +361,7 @@ class _Observer:
             (torch, "compile", self._compiled),
             (argparse.ArgumentParser, "parse_known_args", self._parsed),
             (torch.amp.GradScaler, "scale", _noted(self._scaled)),
+            (torch.amp.GradScaler, "unscale_", _noted(self._unscaled)),
             *((torch.nn.functional, name, _noted(self._cross_entropy)) for name in ("cross_entropy", "nll_loss")),
             *((owner, "clip_grad_norm_", self._norm_clipped) for owner in (torch.nn.utils, clip)),
             *((owner, "clip_grad_value_", _noted(self._values_clipped)) for owner in (torch.nn.utils, clip)),
@@ -523,7 +527,10 @@ class _Observer:
         self._norm = self._gradient_norm()
 
     def _scaled(self, scaler: torch.amp.GradScaler, *_: object, **__: object) -> None:
-        self._scaled_by = scaler.get_scale()
+        self._scaled_by = self._times = scaler.get_scale()
+
+    def _unscaled(self, *_: object, **__: object) -> None:
+        self._times = 1.0
 
     def _cross_entropy(self, *args: Any, **kwargs: Any) -> None:
         if torch.is_grad_enabled():
@@ -536,7 +543,7 @@ class _Observer:
             trained = {id(p) for some in self.seen.parameters.values() for p in some if p.grad is not None}
             found = clip(parameters, max_norm, norm_type, *args, **kwargs)
             if math.isfinite(max_norm):
-                self.seen.max_gradient_norm = float(max_norm)
+                self.seen.max_gradient_norm, self.seen.clipped_times = float(max_norm), self._times
                 self.seen.clipped_otherwise |= norm_type != 2.0 or not trained <= given
             self._norm = self._gradient_norm()
             return found

@@ -69,6 +69,11 @@ def refused(seen: Seen, imported: Collection[str] = sys.modules) -> str | None:
             f"it sets {name} from one step to the next ({before} to {now}), and a study would keep it as it was in the first; leave it as it is at the end of "
             "the run, or let the model compute it from the batch"
         )
+    if (times := seen.clipped_times) != 1:
+        return (
+            f"it clips the norm at {seen.max_gradient_norm:.3g} while its GradScaler has the gradient multiplied by {times:,.6g}, so that each step has a norm of "
+            f"at most {(seen.max_gradient_norm or 0) / times:.2g}; call scaler.unscale_(optimizer) before clip_grad_norm_"
+        )
     if seen.clipped_otherwise:
         return (
             "it clips another norm than the 2-norm of the whole gradient (clip_grad_norm_ with a norm_type, or of some parameters), and a "

@@ -1604,6 +1604,14 @@ REFUSED = {
             nn.utils.clip_grad_norm_(net[0].parameters(), 0.1)
             optimizer.step()
     """,
+    r"clips the norm at 1 while its GradScaler has the gradient multiplied by 65,536, so .* at most 1.5e-05; call scaler.unscale_": """
+        scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in train_loader:
+            optimizer.zero_grad(); scaler.scale(F.cross_entropy(net(x), y)).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer); scaler.update()
+    """,
     "the following arguments are required: --lr": """
         parser = argparse.ArgumentParser()
         parser.add_argument("--lr", required=True)
