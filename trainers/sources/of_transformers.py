@@ -110,8 +110,8 @@ def settings(trainer: Any) -> Settings:
         micro_batches = math.ceil(num_samples / args.per_device_train_batch_size)
         steps = math.ceil(args.num_train_epochs * math.ceil(micro_batches / args.gradient_accumulation_steps))
         run_samples = int(args.num_train_epochs * num_samples)
-    clip = {"max_gradient_norm": float(args.max_grad_norm) or None, "reference_batch_size": batch}
-    optimizer = trainer.create_optimizer()
+    optimizer, count = trainer.create_optimizer(), args.gradient_accumulation_steps if _adds_up(trainer) else 1
+    clip = {"max_gradient_norm": float(args.max_grad_norm) / count or None, "reference_batch_size": batch}
     keys: dict[str, Any] = {
         "optimizer": optimizer_keys(optimizer) | clip,
         "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
@@ -119,8 +119,41 @@ def settings(trainer: Any) -> Settings:
         **({"allow_tf32": True} if getattr(args, "tf32", None) else {}),
     }
     told = list(_schedule(trainer, optimizer, keys, steps))
+    if count > 1:
+        told.append(_of_a_sum(count, type(optimizer).__name__, clip["max_gradient_norm"]))
     told += [*told_of_momentum(optimizer), *_told_of(trainer), *told_of_checkpoint(trainer)]
     return Settings(keys, tuple(told), run_samples, in_steps=args.max_steps > 0)
+
+
+def _adds_up(trainer: Any) -> bool:
+    """True if the gradient of a step is the sum of those of its micro-batches: its own compute_loss leaves num_items_in_batch alone, and the Trainer, which
+    counts it, takes the loss to be divided by it."""
+    is_own = is_overridden(trainer, "compute_loss", LIBRARIES) and trainer.compute_loss_func is None
+    is_said = getattr(trainer, "loss_is_scaled_for_ga", None) is not None
+    if trainer.args.gradient_accumulation_steps == 1 or not is_own or is_said:
+        return False
+    losses = list[float]()
+    with torch.random.fork_rng(), torch.no_grad(), trainer.compute_loss_context_manager():
+        batch = next(iter(trainer.get_train_dataloader()))
+        _, count = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
+        if count is None:
+            return False
+        for times in (1, 2):
+            torch.manual_seed(0)  # of its dropout
+            losses.append(float(trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=times * count)))
+    return math.isclose(*losses, rel_tol=1e-3)
+
+
+def _of_a_sum(count: int, optimizer: str, norm: float | None) -> str:
+    """Return what to tell of such a Trainer. Raises ValueError where its learning rate would be that of the sum."""
+    said = f"its compute_loss leaves num_items_in_batch alone, so that the Trainer adds up the gradients of {count} micro-batches, where a study takes their mean"
+    remedy = "set loss_is_scaled_for_ga = False in its class, or divide the loss by num_items_in_batch"
+    if optimizer in ("SGD", "ASGD"):
+        raise ValueError(
+            f"{said}, and {optimizer} does not divide by the gradient's size; {remedy}, and multiply the learning rate by {count}"
+        )
+    clips = f", and clips it at {norm:.3g} where the Trainer clips the sum at {norm * count:.3g}" if norm else ""
+    return f"{said}{clips}; to have the mean in its own run, too, {remedy}"
 
 
 def _schedule(trainer: Any, optimizer: Optimizer, keys: dict[str, Any], num_steps: int) -> Iterable[str]:

@@ -310,6 +310,37 @@ class Annealed(transformers.Trainer):
         return loss * (1 + self.state.global_step / 1000)
 
 
+class Smoothed(transformers.Trainer):
+    """As the documentation's example of class weights: a mean over the batch, whatever a step counts."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+
+
+class Divided(Smoothed):
+    loss_is_scaled_for_ga = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "norm"),
+    [(Smoothed, 2, 0.5), (Smoothed, 1, 1.0), (Divided, 2, 1.0), (OwnLoss, 2, 1.0), (transformers.Trainer, 2, 1.0)],
+)
+def test_the_mean_is_clipped_where_a_trainer_clips_the_sum_of_its_micro_batches(
+    kind: Any, steps: int, norm: float
+) -> None:
+    said = settings_of(made(kind, arguments(gradient_accumulation_steps=steps)), None)
+    assert said.keys["optimizer"]["max_gradient_norm"] == norm
+    found = [one for one in said.told if f"clips it at {norm:.3g} where the Trainer clips the sum at 1;" in one]
+    assert len(found) == (norm == 0.5)
+
+
+def test_a_rate_of_sgd_that_is_for_a_sum_of_micro_batches_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"adds up the gradients of 2 micro-batches.* multiply the learning rate by 2"):
+        settings_of(made(Smoothed, arguments(optim="sgd")), None)
+
+
 @pytest.mark.parametrize("kind", ["plain", "annealed"])
 def test_a_loss_that_changes_with_the_steps_of_a_trainer_is_told(kind: str) -> None:
     module = OfTrainer(of_kind(kind))
