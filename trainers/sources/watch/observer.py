@@ -253,6 +253,8 @@ class Seen:
     """Numbers and words of modules that the script has changed from one call of them to the next: what they were, and have become."""
     same_in_each_step: bool = False
     """True if a module is called with the same numbers in the second step, too."""
+    fetched_between: bool = False
+    """True if a loader yielded a batch between the first step and the second."""
     compiled: bool = False
     goes_on: bool = False
     """True if it loads the state of an optimizer or a schedule that was in use: it goes on from a checkpoint."""
@@ -428,6 +430,7 @@ class _Observer:
 
     def _fetch(self, loader: DataLoader[Any], batch: Any) -> None:
         self._end_where_all_is_seen()
+        self.seen.fetched_between |= bool(self.seen.steps) and torch.is_grad_enabled()
         if self.seen.first_backward is None and torch.is_grad_enabled():  # and not to evaluate something
             self._fetched.appendleft(Fetched(loader, copied(batch), RandomState.now()))
 

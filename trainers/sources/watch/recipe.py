@@ -205,6 +205,8 @@ def _told(loop: Loop) -> Iterator[str]:
             f"its sampler draws {num_samples_in_pass(source.loader):,} samples out of {num_samples_of(source.loader.dataset):,} for a pass, some of them "
             "perhaps several times; a study takes each of its set once before any comes again"
         )
+    if isinstance(source, FromLoader) and loop.seen.same_in_each_step and not loop.seen.fetched_between:
+        yield "its second step takes the batch of the first once more, and each step of a study has samples of its own"
     if isinstance(source, FromCall):
         yield f"its batches come from {source.text}: their rows are the samples"
         if source.validation is None:

@@ -250,6 +250,13 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
             f"its loss fetches a batch besides its own ({call}), and a study trains on the samples of one loader; let one give all, of a data "
             "set whose samples hold one of each"
         )
+    innermost = next(iter(seen.backward.all_loops), None)
+    for name in sorted(read & (targets_of(innermost) if isinstance(innermost, ast.For) else set())):
+        if isinstance(place.get(name), nn.Module):
+            return _Frozen(
+                f"its loss is that of {name}, a part of the model that is another in each round of a loop, and a study would train the first alone; add the "
+                "losses of all up, and call backward once"
+            )
     changes, counters = changing_at(place, seen), dict[str, _Frozen]()
     for name in sorted(read):
         root = name.split(".")[0]

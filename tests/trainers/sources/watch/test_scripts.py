@@ -1612,6 +1612,19 @@ REFUSED = {
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             scaler.step(optimizer); scaler.update()
     """,
+    "that of head, a part of the model that is another in each round of a loop.* add the losses of all up": """
+        class Several(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.heads = nn.Linear(8, 16), nn.ModuleList([nn.Linear(16, 3) for _ in range(3)])
+            def forward(self, x, head): return head(torch.tanh(self.body(x)))
+        model = Several()
+        optimizer = torch.optim.Adam(model.parameters())
+        for x, y in train_loader:
+            optimizer.zero_grad()
+            for head in model.heads: F.cross_entropy(model(x, head), y).backward()
+            optimizer.step()
+    """,
     "the following arguments are required: --lr": """
         parser = argparse.ArgumentParser()
         parser.add_argument("--lr", required=True)
@@ -1682,6 +1695,22 @@ def test_a_loop_that_makes_the_optimizer_alone_anew_is_one_of_the_run(folder: Pa
     said = settings_of(watched(folder, text), None)
     assert said.run_samples == 900
     assert not any("anew" in one for one in said.told)
+
+
+@pytest.mark.parametrize(
+    ("loop", "is_told"),
+    [
+        ("for x, y in train_loader:\n    for _ in range(4):\n        STEP", True),
+        ("x, y = next(iter(train_loader))\nfor step in range(50):\n    STEP", True),
+        ("for x, y in train_loader:\n    shift = head(torch.ones(1, 3))\n    STEP", False),
+    ],
+)
+def test_that_a_batch_is_taken_several_times_is_told(folder: Path, loop: str, is_told: bool) -> None:
+    step = "optimizer.zero_grad(); F.cross_entropy(net(x) + shift, y).backward(); optimizer.step()"
+    made = "shift, head = 0.0, nn.Linear(3, 3)\noptimizer = torch.optim.Adam([*net.parameters(), *head.parameters()])"
+    text = f"{made if 'head' in loop else made.replace(', *head.parameters()', '')}\n{loop.replace('STEP', step)}\n"
+    said = settings_of(watched(folder, text), None).told
+    assert any("takes the batch of the first once more" in one for one in said) is is_told
 
 
 def test_that_the_length_of_a_run_was_not_found_is_told(folder: Path) -> None:
