@@ -273,7 +273,8 @@ def _frozen(code: LossCode, place: Place, bound: Bound, seen: Seen) -> _Frozen |
             if not isinstance(value, int) or isinstance(value, bool):
                 return found
             counters[name] = found
-    if (key := _set_by_key([*kept, ast.Expr(loss)], place, bound, seen)) is not None:
+    of_others = {name for name in read if name.split(".")[0] not in bound.names}
+    if (key := _set_by_key([*kept, ast.Expr(loss)], of_others, place, seen)) is not None:
         return _Frozen(_ANOTHER.format(name=key))
     if (twin := _twin(read, place, seen)) is not None:
         return _Frozen(
@@ -289,13 +290,13 @@ _ANOTHER = (
 )
 
 
-def _set_by_key(statements: Sequence[ast.stmt], place: Place, bound: Bound, seen: Seen) -> str | None:
+def _set_by_key(statements: Sequence[ast.stmt], given: set[str], place: Place, seen: Seen) -> str | None:
     """Return what these read of a dictionary or list, as `weights["kl"]`, where it is a number that loops, or the functions that they call on the way, set anew
-    of what changes; None where there is nothing. What these set first themselves is not meant."""
+    of what changes; None where there is nothing. given: the names that they read before they assign them, but those of the batch."""
     nodes = [node for one in statements for node in (one, *walk_own(one))]
     own = {ast.unparse(target) for one in nodes if isinstance(one, ast.Assign) for target in one.targets}
     by_key = [one for one in nodes if isinstance(one, ast.Subscript) and isinstance(value_of(one, place), int | float)]
-    read = {ast.unparse(one) for one in by_key if not needed([], one)[1] & bound.names}
+    read = {ast.unparse(one) for one in by_key if needed([], one)[1] <= given} - own
     is_within = False
     for at in reversed(seen.backward.places):
         loops, changes = seen.loops_of(at), changing_at(at, seen)
@@ -305,7 +306,7 @@ def _set_by_key(statements: Sequence[ast.stmt], place: Place, bound: Bound, seen
                 case ast.AugAssign(target=ast.Subscript() as target):
                     is_another = True
                 case ast.Assign(targets=[ast.Subscript() as target], value=value):
-                    is_another = bool(needed([], value)[1] & changes) and ast.unparse(target) not in own
+                    is_another = bool(needed([], value)[1] & changes)
                 case _:
                     continue
             if is_another and ast.unparse(target) in read:

@@ -171,7 +171,9 @@ HANDED_ON = {
             for x, y in train_loader:
                 out = net(x)
                 state["norm"] = x.size(1)
-                loss = F.cross_entropy(out, y) + state["beta"] * out.pow(2).mean() / state["norm"]
+                parts = {"n": 0}
+                for _ in range(2): parts["n"] += 1
+                loss = F.cross_entropy(out, y) / parts["n"] + state["beta"] * out.pow(2).mean() / state["norm"]
                 STEP
     """,
     "made of each batch alike": """
