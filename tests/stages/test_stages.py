@@ -300,8 +300,8 @@ def test_what_the_lists_leave_open_is_the_study_files() -> None:
     ], "the effective batch of the study file"
     listed = {"type": "grid", "activation_checkpointing": ["none"], "compile": ["whole"]}
     assert Known(listed, **OWN).ids() == ["grid-m4k8-none-whole"]
-    only_a_size = {"batch": {"micro_batch_size": 4}}
-    assert Known({"type": "grid", "micro_batch_size": [4, 6]}, **only_a_size).ids() == [
+    only_a_size = Known({"type": "grid", "micro_batch_size": [4, 6]}, batch={"micro_batch_size": 4})
+    assert only_a_size.ids() == [
         "grid-m4k1-none",
         "grid-m6k1-none",
     ]

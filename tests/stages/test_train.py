@@ -369,7 +369,7 @@ def test_no_further_run_is_made_to_a_target_that_the_first_evaluation_has_reache
 
 def test_to_a_target_the_surface_shows_what_was_cut_and_what_missed_it(tmp_path: Path) -> None:
     config, known = played(tmp_path, IDEAL, objective="target", target_loss=2.45)
-    context = StageContext(config.stages[0], config, known)
+    context = StageContext(Train(), config, known)
     (figure,) = [one for one in train.figures(context) if one.name == "surface"]
     assert "with a ~, what a run that did not reach the target would have come to" in figure.caption
     told = {mark.told.split(":")[0] for series in figure.series for mark in series.marks if "~" in mark.text}

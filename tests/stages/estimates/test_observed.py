@@ -13,7 +13,7 @@ from batchscout.orchestrator.stages.estimates.surface import Observation
 from batchscout.orchestrator.study.causes import Cause
 from batchscout.orchestrator.study.events import Ended, Evaluated, Promoted, Started, proposed
 from batchscout.orchestrator.study.state import Study
-from batchscout.orchestrator.study.trial import Proposal, TrialState
+from batchscout.orchestrator.study.trial import Metrics, Proposal, TrialState
 from tests.support.every import for_every
 from tests.support.lane_player import study_of
 
@@ -96,9 +96,9 @@ def to_target(
         study.apply(proposed(Proposal(name, "train", BASE.model_copy(update=changes), candidate=name)))
         study.apply(Started(id=name))
         for seconds, loss in points:
-            metrics = {"samples_seen": 8 * seconds, "train_seconds": seconds, "val_loss": loss}
+            metrics: Metrics = {"samples_seen": 8 * seconds, "train_seconds": seconds, "val_loss": loss}
             study.apply(Evaluated(id=name, metrics=metrics, rungs={}))
-        last = {"val_loss": points[-1][1]} if points else {}
+        last: Metrics = {"val_loss": points[-1][1]} if points else {}
         study.apply(Ended(id=name, state=ended[0], cause=ended[1], reason="", metrics=last, seconds=1.0))
     return observations(study.of_stage("train"), TARGET)
 
