@@ -326,26 +326,38 @@ def _run(seen: Seen) -> Loop:
 
 
 def _always_trains(owner: ast.AST, seen: Seen) -> bool:
-    """True if nothing is asked on the way from a loop or a function of the run to backward: else some of its rounds or calls may validate, as those of
-    `for phase, loader in loaders.items()`."""
+    """True if nothing is asked on the way from a loop or a function of the run to backward, and all functions on it are called by their own names: else some of
+    its rounds or calls may validate, as those of `for phase, loader in loaders.items()`."""
+    inner = None
     for place in seen.backward.places:
         levels = levels_of(parsed(place.file), place.position)
         first = next((n for n, one in enumerate(levels) if one.owner is owner), None)
-        if any(map(_is_asked, levels[first or 0 :])):
+        if any(map(_is_asked, levels[first or 0 :])) or (inner is not None and not _calls(place, inner.function)):
             return False
         if first is not None:
             return True
+        inner = place
     return False
 
 
+def _calls(place: Place, function: str) -> bool:
+    """True if a place is a call of a function by its own name, and of none that a name stands for in one round."""
+    calls = (one for one in ast.walk(parsed(place.file)) if isinstance(one, ast.Call))
+    here = (one for one in calls if position_of(one) == place.position)
+    return any(ast.unparse(one.func).rpartition(".")[2] == function for one in here)
+
+
 def _is_asked(level: Level) -> bool:
-    """True if a body may leave out the statement that leads to backward."""
-    way = level.statement
+    """True if a body may leave out what leads to backward."""
     leaves = (node for one in level.body[: level.place] for node in (one, *walk_own(one)))
-    return any(isinstance(one, ast.Continue | ast.Return) for one in leaves) or (
-        isinstance(way, ast.If)
-        and not all("backward(" in ast.unparse(ast.Module(part, [])) for part in (way.body, way.orelse))
-    )
+    if any(isinstance(one, ast.Continue | ast.Return) for one in leaves):
+        return True
+    way = level.statement
+    if isinstance(way, ast.If):
+        branches = (ast.unparse(ast.Module(part, [])) for part in (way.body, way.orelse))
+        return not all("backward(" in one for one in branches)
+    value = getattr(way, "value", None)
+    return isinstance(value, ast.expr) and any(isinstance(one, ast.IfExp | ast.BoolOp) for one in ast.walk(value))
 
 
 def _read_by_loss(watched: Watched) -> set[tuple[object, str]]:

@@ -619,6 +619,40 @@ SAME_DATA = {
                     loss = F.cross_entropy(net(x), y)
                     STEP
     """,
+    "functions that are called by another name": """
+        def timed(function):
+            def run(*args): return function(*args)
+            return run
+        @timed
+        def train(loader):
+            for x, y in loader:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+        @timed
+        def validate(loader): return sum(F.cross_entropy(net(x), y).item() for x, y in loader)
+        for epoch in range(5):
+            train(train_loader)
+            validate(val_loader)
+    """,
+    "functions with their loaders": """
+        def train(loader):
+            for x, y in loader:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+        def validate(loader): return sum(F.cross_entropy(net(x), y).item() for x, y in loader)
+        for epoch in range(5):
+            for function, loader in [(train, train_loader), (validate, val_loader)]: function(loader)
+    """,
+    "one of two functions": """
+        def train(loader):
+            for x, y in loader:
+                loss = F.cross_entropy(net(x), y)
+                STEP
+        def validate(loader): return sum(F.cross_entropy(net(x), y).item() for x, y in loader)
+        for epoch in range(5):
+            for loader in [train_loader, val_loader]:
+                train(loader) if loader is train_loader else validate(loader)
+    """,
     "a validation of its own": """
         def validate(loader): return sum(F.cross_entropy(net(x), y).item() for x, y in loader)
         def train(loader, validation):
