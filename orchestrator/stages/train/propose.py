@@ -36,7 +36,7 @@ SNAPSHOT_SHARES = (0.1, 0.25, 0.5, 1.0)
 def propose(context: StageContext[Train]) -> list[Proposal]:
     """Return the runs asked for before, and those that would tell most now, until no lane is free."""
     lineup = lineup_of(context)
-    asked = _asked(context, lineup)
+    asked = _asked(context, _first(context, lineup))
     unheard = _unheard(context, lineup, asked)
     num_open = sum(not _has_ended(context, one) for setting in unheard for one in _runs_of(context, lineup, setting))
     left = context.stage.most_runs(context.most_lanes) - _num_counted(context, asked)
@@ -53,7 +53,7 @@ def propose(context: StageContext[Train]) -> list[Proposal]:
 
 def num_counted(context: StageContext[Train]) -> int:
     """Return how many of `max_runs` the settings take that were asked for."""
-    return _num_counted(context, _asked(context, lineup_of(context)))
+    return _num_counted(context, _asked(context, []))
 
 
 def _num_counted(context: StageContext[Train], asked: Sequence[Setting]) -> int:
@@ -65,9 +65,9 @@ def _num_at_once(context: StageContext[Train]) -> int:
     return math.ceil(context.num_lanes / len(context.config.seeds))
 
 
-def _asked(context: StageContext[Train], lineup: Lineup) -> list[Setting]:
+def _asked(context: StageContext[Train], first: Sequence[Setting]) -> list[Setting]:
     """Return what was asked for so far, which is the first runs at least."""
-    asked = _first(context, lineup)
+    asked = [*first]
     for setting in map(setting_of, context.trials()):
         if not any(_same(setting, other) for other in asked):
             asked.append(setting)
