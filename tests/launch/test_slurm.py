@@ -357,7 +357,7 @@ def test_a_job_on_two_nodes_whose_time_is_up_goes_on_in_the_queue_and_ends_with_
     study = TINY | {"name": "a study", "sample_budget": 4096, "stages": grid(learning_rate=[1e-3, 2e-3])}
     (slurm.folder / "study.yaml").write_text(yaml.safe_dump(study))
     said = slurm.batchscout("launch", "slurm", "study.yaml", "--nodes", "2", "--set", "batch.micro_batch_size=2")
-    number = said.split()[1]
+    number = re.findall(r"^job (\d+) is in the queue", said, re.MULTILINE)[0]
     run_dir = slurm.folder / "runs" / "a study"
     journal, log = run_dir / "journal.jsonl", slurm.folder / "runs" / "a study.slurm.log"
 
